@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the end-to-end tests. tests/README.md says how to run them and how to add one."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Callable, Iterator
+
+import pytest
+
+from harness import cgroups, leaks, paths
+from harness.container import Container
+from harness.node import FAULTS, ICEBOX, STOCK, Node
+
+BUSYBOX_IMAGE = "icebox.local/busybox:e2e"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "both_cgroups: runs on a cgroup v1 and on a cgroup v2 node")
+    if os.geteuid() != 0:
+        raise pytest.UsageError("the end-to-end tests run containerd and need root")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Gives every test its node: the machine's own cgroup version, or both where it matters."""
+    if "node" in metafunc.fixturenames:
+        native = cgroups.version_of_machine()
+        both = metafunc.definition.get_closest_marker("both_cgroups") and native == "v1"
+        metafunc.parametrize("node_kind", ["v1", "v2"] if both else [native], scope="session")
+    if "drop_in_node" in metafunc.fixturenames:
+        metafunc.parametrize("drop_in_kind", [cgroups.version_of_machine()], scope="session")
+
+
+def make_image(output: pathlib.Path, name: str, *arguments: str) -> pathlib.Path:
+    subprocess.run([sys.executable, str(paths.REPOSITORY / "scripts" / "make-image.py"), "--name", name, "--output",
+                    str(output), *arguments], check=True)
+    return output
+
+
+@pytest.fixture(scope="session")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
+    """The images of this session, made once and imported into each node."""
+    folder = tmp_path_factory.mktemp("images")
+    return [make_image(folder / "busybox.tar", BUSYBOX_IMAGE)]
+
+
+def _started(kind: str, archives: list[pathlib.Path], drop_in: bool = False) -> Iterator[Node]:
+    with Node(kind, drop_in) as node:
+        for archive in archives:
+            node.ctr("images", "import", "-", input=archive.read_bytes())
+        yield node
+
+
+@pytest.fixture(scope="session")
+def session_node(node_kind: str, archives: list[pathlib.Path]) -> Iterator[Node]:
+    yield from _started(node_kind, archives)
+
+
+@pytest.fixture(scope="session")
+def session_drop_in_node(drop_in_kind: str, archives: list[pathlib.Path]) -> Iterator[Node]:
+    yield from _started(drop_in_kind, archives, drop_in=True)
+
+
+def _checked(node: Node) -> Iterator[Node]:
+    """Hands the node to one test, cleans up after it as a user would, and fails it if anything is left."""
+    before = leaks.snapshot(node)
+    log_start = node.log.stat().st_size
+    yield node
+    for name in node.containers():
+        if name not in before["containers"]:
+            try:
+                Container(node, name).remove()
+            except AssertionError as error:
+                node.force_clean()
+                pytest.fail(f"container {name} cannot be removed: {error}\n{node.log_tail()}")
+    for image in node.images():
+        if image not in before["images"]:
+            node.ctr("images", "rm", image)
+    left = leaks.wait_for_none(node, before)
+    if left:
+        node.force_clean()
+        with node.log.open("rb") as log:
+            log.seek(log_start)
+            said = log.read()[-6000:].decode(errors="replace")
+        pytest.fail(f"the test left something behind:\n{left}\n--- containerd said:\n{said}")
+
+
+@pytest.fixture
+def node(session_node: Node) -> Iterator[Node]:
+    yield from _checked(session_node)
+
+
+@pytest.fixture
+def drop_in_node(session_drop_in_node: Node) -> Iterator[Node]:
+    """A node on which Icebox is installed as containerd-shim-runc-v2."""
+    yield from _checked(session_drop_in_node)
+
+
+@pytest.fixture(params=[STOCK, ICEBOX], ids=["stock", "icebox"])
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Both shims: what holds for one must hold for the other."""
+    _require(request.param)
+    return request.param
+
+
+def _require(runtime: str) -> None:
+    needed = {STOCK: [], ICEBOX: [paths.BIN / "containerd-shim-icebox-v1", paths.BIN / "icebox-runc"],
+              FAULTS: [paths.FAULT_BIN / "icebox-runc"]}[runtime]
+    for program in needed:
+        if not program.exists():
+            if os.environ.get("ICEBOX_E2E_PARTIAL"):
+                pytest.skip(f"{program} is not built")
+            pytest.fail(f"{program} is not built (ICEBOX_BIN names the folder of the programs)")
+
+
+@pytest.fixture
+def container(node: Node, runtime: str, request: pytest.FixtureRequest) -> Callable[[], Container]:
+    """Makes containers of the runtime under test, with ids that say which test they belong to."""
+    stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40]
+    return lambda: Container(node, node.unique(stem), runtime)
