@@ -52,7 +52,7 @@ Result<std::map<std::string, T>> map_from_json(const Json& object, const char* k
     if (!entry.is_number_integer() || (entry.is_number_integer() && !entry.is_number_unsigned() && entry < 0)) {
       return make_error(Code::invalid_argument, std::string("'") + key + "': '" + name + "' is not a count");
     }
-    result[name] = entry.get<T>();
+    result[name] = entry.template get<T>();
   }
   return result;
 }
