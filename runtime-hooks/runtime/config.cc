@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime-hooks/engine/config.h"
+#include "runtime-hooks/runtime/config.h"
 
 #include <cstdlib>
 

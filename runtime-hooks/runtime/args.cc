@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "runtime-hooks/engine/args.h"
+#include "runtime-hooks/runtime/args.h"
 
 #include <unistd.h>
 
