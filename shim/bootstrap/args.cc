@@ -57,9 +57,9 @@ Result<Args> parse_args(int argc, const char* const* argv) {
     if (bool* flag = bool_flag(args, word)) {
       const std::optional<bool> value = parse_bool(attached.value_or("true"));
       if (!value) {
-        return make_error(Code::invalid_argument, "invalid boolean value for -" +
-                                                      std::string(word) + ": " +
-                                                      std::string(*attached));
+        return make_error(
+            Code::invalid_argument,
+            "invalid boolean value for -" + std::string(word) + ": " + std::string(*attached));
       }
       *flag = *value;
       continue;

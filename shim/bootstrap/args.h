@@ -21,10 +21,10 @@ struct Args {
   std::string action;          // first non-flag: "start", "delete", or "" for the daemon
 };
 
-// Parses Go `flag` syntax: one or two dashes, "-x v" or "-x=v", booleans alone or "-x=BOOL"; parsing
-// stops at "--" or at the first word that is not a flag, which is the action. Unknown flags are
-// skipped, with their value only when it is attached, so that a newer containerd can still start us.
-// Fails on a flag without its value and on a malformed boolean.
+// Parses Go `flag` syntax: one or two dashes, "-x v" or "-x=v", booleans alone or "-x=BOOL";
+// parsing stops at "--" or at the first word that is not a flag, which is the action. Unknown flags
+// are skipped, with their value only when it is attached, so that a newer containerd can still
+// start us. Fails on a flag without its value and on a malformed boolean.
 [[nodiscard]] Result<Args> parse_args(int argc, const char* const* argv);
 
 }  // namespace icebox::shim

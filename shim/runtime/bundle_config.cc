@@ -2,9 +2,10 @@
 #include "shim/runtime/bundle_config.h"
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "oci/base/file.h"
 #include "oci/base/strings.h"

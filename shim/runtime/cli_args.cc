@@ -21,8 +21,8 @@ void append_switch(Argv& argv, std::string_view name, bool on) {
 
 Argv command(const EngineContext& context, std::string_view name) {
   Argv argv;
-  append(argv, {context.program, "--root", context.root, "--log", context.log, "--log-format",
-                "json"});
+  append(argv,
+         {context.program, "--root", context.root, "--log", context.log, "--log-format", "json"});
   append_switch(argv, "--systemd-cgroup", context.systemd_cgroup);
   append(argv, {name});
   return argv;

@@ -2,8 +2,9 @@
 #include "shim/runtime/flat_json.h"
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 namespace icebox::shim {
 namespace {

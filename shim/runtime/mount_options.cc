@@ -47,14 +47,10 @@ constexpr FlagOption kFlagOptions[] = {
 };
 
 constexpr FlagOption kPropagationOptions[] = {
-    {"private", MS_PRIVATE, false},
-    {"rprivate", MS_PRIVATE | MS_REC, false},
-    {"shared", MS_SHARED, false},
-    {"rshared", MS_SHARED | MS_REC, false},
-    {"slave", MS_SLAVE, false},
-    {"rslave", MS_SLAVE | MS_REC, false},
-    {"unbindable", MS_UNBINDABLE, false},
-    {"runbindable", MS_UNBINDABLE | MS_REC, false},
+    {"private", MS_PRIVATE, false},       {"rprivate", MS_PRIVATE | MS_REC, false},
+    {"shared", MS_SHARED, false},         {"rshared", MS_SHARED | MS_REC, false},
+    {"slave", MS_SLAVE, false},           {"rslave", MS_SLAVE | MS_REC, false},
+    {"unbindable", MS_UNBINDABLE, false}, {"runbindable", MS_UNBINDABLE | MS_REC, false},
 };
 
 template <std::size_t N>
@@ -64,7 +60,8 @@ const FlagOption* find(const FlagOption (&table)[N], std::string_view name) {
   return found == std::end(table) ? nullptr : found;
 }
 
-// The longest directory that all `paths` lie in, without a trailing slash; "" if there is none but /.
+// The longest directory that all `paths` lie in, without a trailing slash; "" if there is none but
+// /.
 std::string common_directory(const std::vector<std::string_view>& paths) {
   std::string_view common = paths.front();
   for (const std::string_view path : paths) {

@@ -25,10 +25,10 @@ struct MountCall {
   std::string chdir;              // not "": mount with this working directory (see below)
 };
 
-// Splits mount options into flags and data as containerd does. The kernel takes one page of data; an
-// overlay with many layers exceeds it, so its lowerdir entries are then shortened to paths relative
-// to their longest common directory, which `chdir` names. Pure.
-// invalid_argument for `loop` and id-mapping options, and for data that stays too long: each says so.
+// Splits mount options into flags and data as containerd does. The kernel takes one page of data;
+// an overlay with many layers exceeds it, so its lowerdir entries are then shortened to paths
+// relative to their longest common directory, which `chdir` names. Pure. invalid_argument for
+// `loop` and id-mapping options, and for data that stays too long: each says so.
 [[nodiscard]] Result<MountCall> plan_mount(const RootfsMount& mount, std::size_t page_size);
 
 }  // namespace icebox::shim

@@ -118,21 +118,21 @@ std::string options_to_json(const RuntimeOptions& options) {
 Result<RuntimeOptions> options_from_json(std::string_view json) {
   RuntimeOptions options;
   ICEBOX_TRY(for_each_member(json, [&](std::string_view key, FlatValue value) {
-    if (const bool* flag = std::get_if<bool>(&value)) {
-      if (key == "no_pivot_root") options.no_pivot_root = *flag;
-      if (key == "no_new_keyring") options.no_new_keyring = *flag;
-      if (key == "systemd_cgroup") options.systemd_cgroup = *flag;
-    } else if (const std::uint64_t* number = std::get_if<std::uint64_t>(&value)) {
-      if (key == "io_uid") options.io_uid = static_cast<std::uint32_t>(*number);
-      if (key == "io_gid") options.io_gid = static_cast<std::uint32_t>(*number);
-    } else if (std::string* text = std::get_if<std::string>(&value)) {
-      if (key == "shim_cgroup") options.shim_cgroup = std::move(*text);
-      if (key == "binary_name") options.binary_name = std::move(*text);
-      if (key == "root") options.root = std::move(*text);
-      if (key == "criu_image_path") options.criu_image_path = std::move(*text);
-      if (key == "criu_work_path") options.criu_work_path = std::move(*text);
-    }
-  }).context("options.json"));
+               if (const bool* flag = std::get_if<bool>(&value)) {
+                 if (key == "no_pivot_root") options.no_pivot_root = *flag;
+                 if (key == "no_new_keyring") options.no_new_keyring = *flag;
+                 if (key == "systemd_cgroup") options.systemd_cgroup = *flag;
+               } else if (const std::uint64_t* number = std::get_if<std::uint64_t>(&value)) {
+                 if (key == "io_uid") options.io_uid = static_cast<std::uint32_t>(*number);
+                 if (key == "io_gid") options.io_gid = static_cast<std::uint32_t>(*number);
+               } else if (std::string* text = std::get_if<std::string>(&value)) {
+                 if (key == "shim_cgroup") options.shim_cgroup = std::move(*text);
+                 if (key == "binary_name") options.binary_name = std::move(*text);
+                 if (key == "root") options.root = std::move(*text);
+                 if (key == "criu_image_path") options.criu_image_path = std::move(*text);
+                 if (key == "criu_work_path") options.criu_work_path = std::move(*text);
+               }
+             }).context("options.json"));
   return options;
 }
 

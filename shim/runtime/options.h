@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "containerd/types.pb.h"
+#include "google/protobuf/any.pb.h"
 #include "oci/base/result.h"
 #include "shim/runtime/cli_args.h"
 
@@ -37,15 +37,14 @@ inline constexpr std::string_view kDefaultRuntimeRoot = "/run/containerd/runc";
 // those. invalid_argument for a known type that does not parse.
 [[nodiscard]] Result<RuntimeOptions> decode_runtime_options(const google::protobuf::Any& any);
 
-// Decodes checkpoint options (containerd.runc.v1 or the legacy message, whose paths are swapped) into
-// `args`, except id and image path. No options at all means: leave the task running.
+// Decodes checkpoint options (containerd.runc.v1 or the legacy message, whose paths are swapped)
+// into `args`, except id and image path. No options at all means: leave the task running.
 // `image_path` is the options' own, "" if none.
 struct CheckpointOptions {
   CheckpointArgs args;
   std::string image_path;
 };
-[[nodiscard]] Result<CheckpointOptions> decode_checkpoint_options(
-    const google::protobuf::Any& any);
+[[nodiscard]] Result<CheckpointOptions> decode_checkpoint_options(const google::protobuf::Any& any);
 
 // options.json and runtime as the stock shim writes them into the bundle, which its `delete` reads
 // when it runs on our bundle (upgrade, downgrade, T11 of the contract). "{}" style JSON with the

@@ -58,15 +58,13 @@ Result<void> mount_in(const MountCall& call, const std::string& source, const st
   return {};
 }
 
-Result<void> mount_one(const RootfsMount& mount, const std::string& target,
-                       std::size_t page_size) {
+Result<void> mount_one(const RootfsMount& mount, const std::string& target, std::size_t page_size) {
   const MountCall call = ICEBOX_TRY(plan_mount(mount, page_size));
   // A remount without data only exists to change the propagation type or to add flags below.
   if ((call.flags & MS_REMOUNT) == 0 || !call.data.empty()) {
     ICEBOX_TRY(mount_in(call, mount.source, target, mount.type));
   }
-  if (call.propagation != 0 &&
-      ::mount("", target.c_str(), "", call.propagation, nullptr) != 0) {
+  if (call.propagation != 0 && ::mount("", target.c_str(), "", call.propagation, nullptr) != 0) {
     return errno_error("cannot change the propagation of " + target);
   }
   // MS_BIND ignores every other flag in the first call: read-only takes a second one.
@@ -109,9 +107,8 @@ Result<void> mount_rootfs(const std::vector<RootfsMount>& mounts, const std::str
   std::vector<std::string> done;
   for (const RootfsMount& mount : mounts) {
     Result<std::string> target = target_path(rootfs, mount.target);
-    Result<void> mounted = target.ok()
-                               ? mount_one(mount, *target, static_cast<std::size_t>(page))
-                               : Result<void>(target.error());
+    Result<void> mounted = target.ok() ? mount_one(mount, *target, static_cast<std::size_t>(page))
+                                       : Result<void>(target.error());
     if (!mounted.ok()) {
       // The failed entry itself may be mounted already (its remount failed).
       if (target.ok()) done.push_back(*target);
@@ -128,8 +125,7 @@ Result<void> mount_rootfs(const std::vector<RootfsMount>& mounts, const std::str
 }
 
 Result<void> unmount_tree(const std::string& path) {
-  const std::string mountinfo =
-      ICEBOX_TRY(read_file("/proc/self/mountinfo", kMaxMountinfoBytes));
+  const std::string mountinfo = ICEBOX_TRY(read_file("/proc/self/mountinfo", kMaxMountinfoBytes));
   std::vector<std::string> points = mount_points_under(mountinfo, path);
   std::reverse(points.begin(), points.end());
   for (const std::string& point : points) {

@@ -13,7 +13,8 @@ namespace icebox::shim {
 // Mounts the entries in order on `rootfs` (or on entry.target inside it), in the caller's mount
 // namespace: containerd looks at these mounts. On failure what was mounted is unmounted again, in
 // reverse. Blocks as long as mount(2) does, which is long only on dead network storage. Changes the
-// working directory for a moment when an overlay has too many layers: for a single-threaded process.
+// working directory for a moment when an overlay has too many layers: for a single-threaded
+// process.
 [[nodiscard]] Result<void> mount_rootfs(const std::vector<RootfsMount>& mounts,
                                         const std::string& rootfs);
 

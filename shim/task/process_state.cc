@@ -38,32 +38,22 @@ std::optional<ProcessState> next_state(ProcessState state, ProcessEvent event) {
 
 std::string_view state_name(ProcessState state) {
   switch (state) {
-    case S::created:
-      return "created";
-    case S::running:
-      return "running";
-    case S::pausing:
-      return "pausing";
-    case S::paused:
-      return "paused";
-    case S::stopped:
-      return "stopped";
+    case S::created: return "created";
+    case S::running: return "running";
+    case S::pausing: return "pausing";
+    case S::paused: return "paused";
+    case S::stopped: return "stopped";
   }
   return "unknown";
 }
 
 int state_to_wire(ProcessState state) {
   switch (state) {
-    case S::created:
-      return 1;
-    case S::running:
-      return 2;
-    case S::stopped:
-      return 3;
-    case S::paused:
-      return 4;
-    case S::pausing:
-      return 5;
+    case S::created: return 1;
+    case S::running: return 2;
+    case S::stopped: return 3;
+    case S::paused: return 4;
+    case S::pausing: return 5;
   }
   return 0;
 }

@@ -12,12 +12,12 @@ enum class ProcessState { created, running, pausing, paused, stopped };
 
 // What can happen to a process.
 enum class ProcessEvent {
-  started,         // the runtime's start (or restore) succeeded
-  pause_begun,     // a pause was handed to the engine
-  paused,          // ... which froze the task
-  pause_failed,    // ... which could not
-  resumed,         // the engine's resume succeeded
-  exited,          // the process was reaped
+  started,       // the runtime's start (or restore) succeeded
+  pause_begun,   // a pause was handed to the engine
+  paused,        // ... which froze the task
+  pause_failed,  // ... which could not
+  resumed,       // the engine's resume succeeded
+  exited,        // the process was reaped
 };
 
 // The state after `event`, or nullopt where the event is not allowed in `state`. Pure; the whole
