@@ -63,6 +63,10 @@ struct ChildPlan {
 bool install_fds(ChildPlan& plan) {
   int floor = plan.report_fd + 1;
   for (const auto& [from, to] : plan.fds) floor = std::max({floor, to + 1, from + 1});
+  // The report pipe too: a target such as 5 may be its number, and a failed exec would look like a started program.
+  const int report_fd = ::fcntl(plan.report_fd, F_DUPFD_CLOEXEC, floor);
+  if (report_fd < 0) return false;
+  plan.report_fd = report_fd;
   for (auto& [from, to] : plan.fds) {
     from = ::fcntl(from, F_DUPFD_CLOEXEC, floor);
     if (from < 0) return false;
