@@ -27,19 +27,21 @@ LAYERS = {
     "runtime-hooks/criu": ["oci/base", "oci", "runtime-hooks/container"],
     "runtime-hooks/memory": ["oci/base", "oci", "runtime-hooks/container"],
     "runtime-hooks/app": ["oci/base", "oci", "runtime-hooks/container"],
+    # The real runtime's command line, and the configuration that names it.
+    "runtime-hooks/runtime": ["oci/base", "oci", "runtime-hooks/container"],
     # The checkpoint itself: plan, undo, journal, preflight.
     "runtime-hooks/checkpoint": [
         "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app",
+        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime",
     ],
     # The command line of icebox-runc.
     "runtime-hooks/engine": [
         "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/checkpoint",
+        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime", "runtime-hooks/checkpoint",
     ],
     "runtime-hooks": [
         "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/checkpoint", "runtime-hooks/engine",
+        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime", "runtime-hooks/checkpoint", "runtime-hooks/engine",
     ],
     # The daemon: loop <- process, ttrpc <- runtime <- task <- bootstrap <- main.
     "shim/proto": [],

@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# CI row "lint": everything that can be said about the sources without running them.
+#
+#   scripts/lint.sh                all steps
+#   scripts/lint.sh format layers  some of them
+#   scripts/lint.sh --fix          lays out the sources as the format step wants them
+#
+# Steps: format shell python layers text headers tidy. The last two need the release build and make it.
+# clang-format and clang-tidy are pinned to one major version, as others judge differently; where it
+# cannot be had the step says SKIPPED, and so does the summary.
+source "$(dirname "$0")/common.sh"
+
+readonly LLVM_VERSION=14
+readonly STEPS=(format shell python layers text headers tidy)
+readonly MAX_LINES=800
+
+# files PATTERN...: tracked files and new ones that git would not ignore, one a line.
+files() {
+  git ls-files --cached --others --exclude-standard -- "$@" | sort -u |
+    while read -r file; do if [[ -f $file ]]; then echo "$file"; fi; done
+}
+
+# scripts_of INTERPRETER PATTERN: files that match the pattern or start with a #! line for it.
+scripts_of() {
+  files | while read -r file; do
+    # shellcheck disable=SC2053  # the pattern is one
+    if [[ $file == $2 ]] || LC_ALL=C head -c 100 "$file" | head -n 1 | grep -qaE "^#!.*[/ ]($1)\b"; then
+      echo "$file"
+    fi
+  done
+}
+
+# pinned TOOL: the name under which the pinned version is installed; fails if it is not.
+pinned() {
+  local tool
+  for tool in "$1-$LLVM_VERSION" "$1"; do
+    if command -v "$tool" >/dev/null && [[ $("$tool" --version) =~ version\ $LLVM_VERSION\. ]]; then
+      echo "$tool"
+      return
+    fi
+  done
+  return 1
+}
+
+# Exit status of a step that could not be run here.
+readonly SKIPPED=77
+
+sources() { files '*.cc' '*.h' '*.c' '*.cu'; }
+
+step_format() {
+  local tool
+  tool=$(pinned clang-format) || return "$SKIPPED"
+  sources | xargs -d '\n' -P "$JOBS" -n 20 "$tool" --dry-run --Werror
+}
+
+step_shell() { scripts_of 'ba?sh|dash' '*.sh' | xargs -d '\n' shellcheck -x -P SCRIPTDIR; }
+
+step_python() { scripts_of 'python3?' '*.py' | xargs -d '\n' "$PYTHON" -m pyflakes; }
+
+step_layers() { "$PYTHON" scripts/check-layers.py --self-test; }
+
+# Licence line, header guard, length, line ends: what no other tool looks at.
+step_text() {
+  local failed=0 file lines
+  while read -r file; do
+    [[ -s $file ]] || continue
+    head -n 3 "$file" | grep -qF 'SPDX-License-Identifier: Apache-2.0' ||
+      { echo "$file:1: no SPDX-License-Identifier: Apache-2.0 line" && failed=1; }
+    lines=$(wc -l <"$file")
+    ((lines <= MAX_LINES)) ||
+      { echo "$file:$lines: longer than $MAX_LINES lines: split it by what it does" && failed=1; }
+    if [[ $file == *.h ]] && ! grep -qx '#pragma once' "$file"; then
+      echo "$file:1: no #pragma once" && failed=1
+    fi
+  done < <({ sources && files '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' .ci/run; } | sort -u)
+  while read -r file; do
+    [[ -s $file ]] || continue
+    if LC_ALL=C grep -nE $'[ \t]+$|\r$' "$file" | sed "s|^\([0-9]*\):.*|$file:\1: blanks at the end of the line|" | grep .; then
+      failed=1
+    fi
+    [[ -z $(tail -c 1 "$file") ]] || { echo "$file: no newline at its end" && failed=1; }
+  done < <({ sources && files '*.py' '*.sh' '*.cmake' '*CMakeLists.txt' '*.toml' '*.ini' .ci/run; } | sort -u)
+  return "$failed"
+}
+
+step_headers() {
+  build_release >build/lint-build.log || { tail -n 30 build/lint-build.log && return 1; }
+  "$PYTHON" scripts/check-headers.py build/release "$JOBS"
+}
+
+step_tidy() {
+  local tool
+  tool=$(pinned clang-tidy) || return "$SKIPPED"
+  build_release >build/lint-build.log || { tail -n 30 build/lint-build.log && return 1; }
+  "$PYTHON" scripts/run-tidy.py "$tool" build/release "$JOBS"
+}
+
+main() {
+  local step start status
+  local -a failed=() skipped=() steps=("$@")
+  if [[ ${1:-} == --fix ]]; then
+    sources | xargs -d '\n' -n 20 "$(pinned clang-format || die "no clang-format $LLVM_VERSION here")" -i
+    return
+  fi
+  ((${#steps[@]})) || steps=("${STEPS[@]}")
+  mkdir -p build
+  for step in "${steps[@]}"; do
+    declare -F "step_$step" >/dev/null || die "no step $step: there are ${STEPS[*]}"
+    start=$SECONDS status=0
+    say "== $step"
+    # A process of its own: `set -e` does not work in a function called from a condition.
+    bash -c 'source scripts/lint.sh --library; "step_$1"' scripts/lint.sh "$step" || status=$?
+    case $status in
+      0) say "== $step: ok ($((SECONDS - start)) s)" ;;
+      "$SKIPPED")
+        say "== $step: SKIPPED: this machine has no LLVM $LLVM_VERSION of it"
+        skipped+=("$step")
+        ;;
+      *)
+        say "== $step: FAILED ($((SECONDS - start)) s)"
+        failed+=("$step")
+        ;;
+    esac
+  done
+  ((${#failed[@]} == 0)) || die "failed: ${failed[*]}"
+  say "all ok: $((${#steps[@]} - ${#skipped[@]})) steps${skipped[*]:+, skipped: ${skipped[*]}}"
+}
+
+if [[ ${1:-} != --library ]]; then main "$@"; fi
