@@ -15,51 +15,37 @@ import subprocess
 import sys
 import tempfile
 
+BASE = ["oci/base"]
+OCI = BASE + ["oci"]
+# What acts on a container or drives a program, without knowing of a checkpoint.
+HOOK_PARTS = ["runtime-hooks/" + name for name in ("container", "cuda", "criu", "memory", "app", "runtime")]
+# The daemon, from below: loop <- process, ttrpc <- runtime <- task <- bootstrap <- main.
+SHIM_IO = ["shim/proto", "shim/loop", "shim/process", "shim/ttrpc"]
+
 # Folder -> folders it may include, besides itself. The longest match decides where a file belongs; a
 # permission covers exactly the folder named, not the ones below it.
 LAYERS = {
     "oci/base": [],
-    "oci": ["oci/base"],
-    "image": ["oci/base", "oci"],
-    # What acts on a container, without knowing of a checkpoint.
-    "runtime-hooks/container": ["oci/base", "oci"],
-    "runtime-hooks/cuda": ["oci/base", "oci", "runtime-hooks/container"],
-    "runtime-hooks/criu": ["oci/base", "oci", "runtime-hooks/container"],
-    "runtime-hooks/memory": ["oci/base", "oci", "runtime-hooks/container"],
-    "runtime-hooks/app": ["oci/base", "oci", "runtime-hooks/container"],
-    # The real runtime's command line, and the configuration that names it.
-    "runtime-hooks/runtime": ["oci/base", "oci", "runtime-hooks/container"],
-    # The checkpoint itself: plan, undo, journal, preflight.
-    "runtime-hooks/checkpoint": [
-        "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime",
-    ],
-    # The command line of icebox-runc.
-    "runtime-hooks/engine": [
-        "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime", "runtime-hooks/checkpoint",
-    ],
-    "runtime-hooks": [
-        "oci/base", "oci", "runtime-hooks/container", "runtime-hooks/cuda", "runtime-hooks/criu",
-        "runtime-hooks/memory", "runtime-hooks/app", "runtime-hooks/runtime", "runtime-hooks/checkpoint", "runtime-hooks/engine",
-    ],
-    # The daemon: loop <- process, ttrpc <- runtime <- task <- bootstrap <- main.
+    "oci": BASE,
+    "image": OCI,
+    "runtime-hooks/container": OCI,
+    "runtime-hooks/cuda": OCI + ["runtime-hooks/container"],
+    "runtime-hooks/criu": OCI + ["runtime-hooks/container"],
+    "runtime-hooks/memory": OCI + ["runtime-hooks/container"],
+    "runtime-hooks/app": OCI + ["runtime-hooks/container"],
+    "runtime-hooks/runtime": OCI + ["runtime-hooks/container"],
+    # The checkpoint itself: plan, undo, journal, preflight. Then the command line of icebox-runc.
+    "runtime-hooks/checkpoint": OCI + HOOK_PARTS,
+    "runtime-hooks/engine": OCI + HOOK_PARTS + ["runtime-hooks/checkpoint"],
+    "runtime-hooks": OCI + HOOK_PARTS + ["runtime-hooks/checkpoint", "runtime-hooks/engine"],
     "shim/proto": [],
-    "shim/loop": ["oci/base"],
-    "shim/process": ["oci/base", "shim/loop"],
-    "shim/ttrpc": ["oci/base", "shim/loop", "shim/proto"],
-    "shim/runtime": ["oci/base", "oci", "shim/proto", "shim/loop", "shim/process", "shim/ttrpc"],
-    "shim/task": [
-        "oci/base", "oci", "shim/proto", "shim/loop", "shim/process", "shim/ttrpc", "shim/runtime",
-    ],
-    "shim/bootstrap": [
-        "oci/base", "oci", "shim/proto", "shim/loop", "shim/process", "shim/ttrpc", "shim/runtime",
-        "shim/task",
-    ],
-    "shim": [
-        "oci/base", "oci", "shim/proto", "shim/loop", "shim/process", "shim/ttrpc", "shim/runtime",
-        "shim/task", "shim/bootstrap",
-    ],
+    "shim/loop": BASE,
+    "shim/process": BASE + ["shim/loop"],
+    "shim/ttrpc": BASE + ["shim/proto", "shim/loop"],
+    "shim/runtime": OCI + SHIM_IO,
+    "shim/task": OCI + SHIM_IO + ["shim/runtime"],
+    "shim/bootstrap": OCI + SHIM_IO + ["shim/runtime", "shim/task"],
+    "shim": OCI + SHIM_IO + ["shim/runtime", "shim/task", "shim/bootstrap"],
 }
 
 # Tests may include anything; nothing else may include tests.
@@ -107,7 +93,8 @@ def check_file(path, text):
     """Yields (line number, what is wrong) for one file."""
     folder = folder_of(path)
     if folder is None:
-        yield 1, f"folder {pathlib.PurePosixPath(path).parent} has no place in LAYERS of scripts/check-layers.py"
+        parent = pathlib.PurePosixPath(path).parent
+        yield 1, f"folder {parent} has no place in LAYERS of scripts/check-layers.py"
         return
     for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
