@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the end-to-end tests. tests/README.md says how to run them and how to add one."""
 
+import io
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import tarfile
+import tempfile
 from typing import Callable, Iterator
 
 import pytest
@@ -64,9 +68,14 @@ def session_drop_in_node(drop_in_kind: str, archives: list[pathlib.Path]) -> Ite
 
 def _checked(node: Node) -> Iterator[Node]:
     """Hands the node to one test, cleans up after it as a user would, and fails it if anything is left."""
+    node.known_leaks.clear()
+    if node.daemon is None or node.daemon.poll() is not None:
+        node.start_daemon()  # the test before this one failed while it had the daemon down
     before = leaks.snapshot(node)
     log_start = node.log.stat().st_size
     yield node
+    if node.daemon is None or node.daemon.poll() is not None:
+        node.start_daemon()
     for name in node.containers():
         if name not in before["containers"]:
             try:
@@ -77,6 +86,7 @@ def _checked(node: Node) -> Iterator[Node]:
     for image in node.images():
         if image not in before["images"]:
             node.ctr("images", "rm", image)
+    node.remove_known_leaks()
     left = leaks.wait_for_none(node, before)
     if left:
         node.force_clean()
@@ -89,6 +99,24 @@ def _checked(node: Node) -> Iterator[Node]:
 @pytest.fixture
 def node(session_node: Node) -> Iterator[Node]:
     yield from _checked(session_node)
+
+
+@pytest.fixture
+def busybox_rootfs(archives: list[pathlib.Path]) -> Iterator[pathlib.Path]:
+    """A root file system in a folder of its own, for containers that are run from a spec."""
+    # Not pytest's tmp_path: nodes have a /tmp of their own.
+    with tempfile.TemporaryDirectory(prefix="icebox-e2e-", dir="/var/tmp") as folder:
+        rootfs = pathlib.Path(folder) / "rootfs"
+        with tarfile.open(archives[0]) as archive:
+            manifest = _blob(archive, json.load(archive.extractfile("index.json"))["manifests"][0])
+            content = _blob(archive, json.loads(manifest)["layers"][0])
+            with tarfile.open(fileobj=io.BytesIO(content)) as layer:
+                layer.extractall(rootfs)
+        yield rootfs
+
+
+def _blob(archive: tarfile.TarFile, descriptor: dict) -> bytes:
+    return archive.extractfile("blobs/" + descriptor["digest"].replace(":", "/")).read()
 
 
 @pytest.fixture
@@ -117,5 +145,7 @@ def _require(runtime: str) -> None:
 @pytest.fixture
 def container(node: Node, runtime: str, request: pytest.FixtureRequest) -> Callable[[], Container]:
     """Makes containers of the runtime under test, with ids that say which test they belong to."""
+    if runtime == STOCK:
+        node.known_leaks += ["tmp/ctrd-checkpoint*", "run/s/*"]
     stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40]
     return lambda: Container(node, node.unique(stem), runtime)

@@ -20,7 +20,9 @@ def snapshot(node: Node) -> dict[str, list[str]]:
         "cgroups": node.cgroups.below(node.namespace),
         "state_dir": _files(node.state_dir) + _folders(node.state_dir.rglob(node.namespace)),
         "/tmp": _files(node.tmp) + _folders([node.tmp]),
-        "/run/containerd": _files(node.run_dir) + _folders([node.run_dir / "runc" / node.namespace]),
+        # Not "fifo": those files are made by ctr, which does not remove the ones of a detached process.
+        "shims' sockets": _files(node.run_dir / "s"),
+        "runc's state": _folders([node.run_dir / "runc" / node.namespace]),
         "bundles": _folders([node.base / "state" / "io.containerd.runtime.v2.task" / node.namespace]),
         "containers": sorted(node.containers()),
         "images": sorted(node.images()),

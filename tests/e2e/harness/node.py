@@ -99,6 +99,8 @@ class Node:
         self.log = self.base / "containerd.log"
         self.daemon: subprocess.Popen | None = None
         self.holder: subprocess.Popen | None = None
+        # What the stock shim, the oracle, is known to leave behind: patterns below `base`.
+        self.known_leaks: list[str] = []
         self._counter = 0
 
     # --- life -------------------------------------------------------------------------------------------------
@@ -268,6 +270,17 @@ class Node:
     def log_tail(self, size: int = 6000) -> str:
         return self.log.read_text(errors="replace")[-size:] if self.log.exists() else ""
 
+    def spec(self, image: str, *command: str, flags: tuple[str, ...] = ()) -> dict:
+        """The runtime spec that ctr makes for a container of `image`, to be changed and run with --config."""
+        name = self.unique("spec")
+        self.ctr("containers", "create", *flags, image, name)
+        try:
+            spec = json.loads(self.ctr("containers", "info", name).stdout)["Spec"]
+            spec["process"]["args"] = list(command)
+            return spec
+        finally:
+            self.ctr("containers", "delete", name)
+
     # --- settings of the engine --------------------------------------------------------------------------------
 
     def write_config(self, **settings: str | int) -> None:
@@ -335,6 +348,11 @@ class Node:
             for folder in (self.tmp, self.state_dir, self.run_dir / "runc"):
                 for child in (folder.iterdir() if folder.exists() else ()):
                     shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
+
+    def remove_known_leaks(self) -> None:
+        for pattern in self.known_leaks:
+            for path in self.base.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _mounts_of_containers(self) -> list[str]:
         assert self.holder is not None
