@@ -5,7 +5,8 @@
 
 namespace icebox::shim {
 
-// Durations and instants of the daemon: CLOCK_MONOTONIC, so that a step of the wall clock fires no deadline.
+// Durations and instants of the daemon: CLOCK_MONOTONIC, so that a step of the wall clock fires no
+// deadline.
 using Duration = std::chrono::nanoseconds;
 using TimePoint = std::chrono::steady_clock::time_point;
 

@@ -20,9 +20,9 @@ namespace icebox::shim {
 
 class EventLoop;
 
-// A registration of one fd with the loop. Dropping it ends the registration; the handler is not called again, even
-// when its event was already fetched. The fd is borrowed: drop the Watch before closing the fd (declare it after the
-// UniqueFd it belongs to). Must not outlive the loop.
+// A registration of one fd with the loop. Dropping it ends the registration; the handler is not
+// called again, even when its event was already fetched. The fd is borrowed: drop the Watch before
+// closing the fd (declare it after the UniqueFd it belongs to). Must not outlive the loop.
 class Watch {
  public:
   Watch() = default;
@@ -32,11 +32,12 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
   ~Watch() { reset(); }
 
-  // Changes the epoll events waited for. 0 means none at all, not even a hang-up, so that a paused stream whose peer
-  // went away does not spin the loop.
+  // Changes the epoll events waited for. 0 means none at all, not even a hang-up, so that a paused
+  // stream whose peer went away does not spin the loop.
   [[nodiscard]] Result<void> set_interest(std::uint32_t events);
 
-  // Ends the registration. Safe inside its own handler: the handler object is destroyed after the turn.
+  // Ends the registration. Safe inside its own handler: the handler object is destroyed after the
+  // turn.
   void reset();
   [[nodiscard]] bool active() const { return loop_ != nullptr; }
 
@@ -70,10 +71,11 @@ class Timer {
   Key key_;
 };
 
-// The daemon's one thread: level-triggered epoll, timers, posted functions. Everything in shim/ runs inside one of its
-// turns, so nothing needs a lock and nothing may block. Order within a turn: fds as the kernel lists them, then due
-// timers by time, then what was posted before or during the turn so far (what a posted function posts waits for the
-// next turn). A handler that runs longer than 50 ms is logged by name. Not thread-safe: for the creating thread only.
+// The daemon's one thread: level-triggered epoll, timers, posted functions. Everything in shim/
+// runs inside one of its turns, so nothing needs a lock and nothing may block. Order within a turn:
+// fds as the kernel lists them, then due timers by time, then what was posted before or during the
+// turn so far (what a posted function posts waits for the next turn). A handler that runs longer
+// than 50 ms is logged by name. Not thread-safe: for the creating thread only.
 class EventLoop {
  public:
   using FdHandler = UniqueFunction<void(std::uint32_t events)>;
@@ -88,25 +90,29 @@ class EventLoop {
   EventLoop& operator=(const EventLoop&) = delete;
   ~EventLoop() = default;
 
-  // Calls `handler` with the ready events (EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR, ...) while any of `events` holds.
-  // `name` must be a literal; it names the handler in slow-turn warnings. Fails with sys_errno EPERM for what epoll
-  // cannot watch (regular files, /dev/null): those are always ready.
-  [[nodiscard]] Result<Watch> watch(int fd, std::uint32_t events, const char* name, FdHandler handler);
+  // Calls `handler` with the ready events (EPOLLIN, EPOLLOUT, EPOLLHUP, EPOLLERR, ...) while any of
+  // `events` holds. `name` must be a literal; it names the handler in slow-turn warnings. Fails
+  // with sys_errno EPERM for what epoll cannot watch (regular files, /dev/null): those are always
+  // ready.
+  [[nodiscard]] Result<Watch> watch(int fd, std::uint32_t events, const char* name,
+                                    FdHandler handler);
 
   // Calls `function` once, `after` from now (at once in the next turn when not positive).
   [[nodiscard]] Timer after(Duration after, const char* name, Function function);
 
-  // Calls `function` at the end of this turn, or in the next one when none is running. The way to answer a caller
-  // without calling back into it. Cannot be cancelled.
+  // Calls `function` at the end of this turn, or in the next one when none is running. The way to
+  // answer a caller without calling back into it. Cannot be cancelled.
   void post(const char* name, Function function);
 
   // Turns until stop(). Fails only when epoll itself fails.
   [[nodiscard]] Result<void> run();
 
-  // One turn: waits at most `max_wait` (for ever when absent and nothing is due) and runs what is ready. Blocks.
+  // One turn: waits at most `max_wait` (for ever when absent and nothing is due) and runs what is
+  // ready. Blocks.
   [[nodiscard]] Result<void> turn(std::optional<Duration> max_wait = std::nullopt);
 
-  // run() returns after the current turn; what is posted but not run yet stays.
+  // run() returns after the current turn (a run() that has not begun yet: at once); what is posted
+  // but not run yet stays.
   void stop() { stopped_ = true; }
 
   [[nodiscard]] TimePoint now() const { return clock_->now(); }

@@ -11,14 +11,16 @@
 
 namespace icebox::shim {
 
-// Turns signals into loop events: blocks them in this thread and reads them from a signalfd(2). The old mask returns
-// with the destructor. Children do not inherit the mask: spawn() resets it.
+// Turns signals into loop events: blocks them in this thread and reads them from a signalfd(2). The
+// old mask returns with the destructor. Children do not inherit the mask: spawn() resets it.
 class SignalWatch {
  public:
   using Handler = UniqueFunction<void(int signo)>;
 
-  // Call before any other thread exists. Equal signals that arrive together are delivered once (as the kernel does).
-  static Result<SignalWatch> create(EventLoop& loop, std::initializer_list<int> signals, Handler handler);
+  // Call before any other thread exists. Equal signals that arrive together are delivered once (as
+  // the kernel does).
+  static Result<SignalWatch> create(EventLoop& loop, std::initializer_list<int> signals,
+                                    Handler handler);
   SignalWatch(SignalWatch&&) noexcept = default;
   SignalWatch& operator=(SignalWatch&&) = delete;
   ~SignalWatch();

@@ -7,9 +7,10 @@
 
 namespace icebox::shim {
 
-// A callable that is moved, never copied, so that it can own what a std::function cannot (a Reply, a UniqueFd).
-// g++ 12 has no std::move_only_function. The callable always lives on the heap: moving a UniqueFunction, even while
-// it runs, does not move the callable. Calling an empty one aborts (programmer error).
+// A callable that is moved, never copied, so that it can own what a std::function cannot (a Reply,
+// a UniqueFd). g++ 12 has no std::move_only_function. The callable always lives on the heap: moving
+// a UniqueFunction, even while it runs, does not move the callable. Calling an empty one aborts
+// (programmer error).
 template <typename Signature>
 class UniqueFunction;
 
@@ -19,9 +20,9 @@ class UniqueFunction<R(Args...)> {
   UniqueFunction() = default;
   UniqueFunction(std::nullptr_t) {}  // NOLINT(google-explicit-constructor): mirrors std::function
 
-  template <typename F, typename = std::enable_if_t<
-                            !std::is_same_v<std::decay_t<F>, UniqueFunction> &&
-                            std::is_invocable_r_v<R, std::decay_t<F>&, Args...>>>
+  template <typename F,
+            typename = std::enable_if_t<!std::is_same_v<std::decay_t<F>, UniqueFunction> &&
+                                        std::is_invocable_r_v<R, std::decay_t<F>&, Args...>>>
   UniqueFunction(F&& callable)  // NOLINT(google-explicit-constructor): mirrors std::function
       : body_(std::make_unique<Body<std::decay_t<F>>>(std::forward<F>(callable))) {}
 

@@ -11,14 +11,15 @@
 
 namespace icebox::shim {
 
-// The receiving side of an OCI runtime's --console-socket: a listening unix socket pty.sock in a private directory
-// (pty* under $XDG_RUNTIME_DIR, else /tmp). The runtime connects and sends the master of the pseudo terminal as one
-// SCM_RIGHTS fd. The directory goes away with the object.
+// The receiving side of an OCI runtime's --console-socket: a listening unix socket pty.sock in a
+// private directory (pty* under $XDG_RUNTIME_DIR, else /tmp). The runtime connects and sends the
+// master of the pseudo terminal as one SCM_RIGHTS fd. The directory goes away with the object.
 class ConsoleSocket {
  public:
   using Handler = UniqueFunction<void(Result<UniqueFd> master)>;
 
-  // `on_master` is called at most once, from the loop; with an Error when what arrives is not exactly one fd.
+  // `on_master` is called at most once, from the loop; with an Error when what arrives is not
+  // exactly one fd.
   static Result<std::unique_ptr<ConsoleSocket>> open(EventLoop& loop, Handler on_master);
   ConsoleSocket(const ConsoleSocket&) = delete;
   ConsoleSocket& operator=(const ConsoleSocket&) = delete;
@@ -28,7 +29,8 @@ class ConsoleSocket {
   [[nodiscard]] const std::string& path() const { return path_; }
 
  private:
-  ConsoleSocket(EventLoop& loop, Handler on_master) : loop_(&loop), on_master_(std::move(on_master)) {}
+  ConsoleSocket(EventLoop& loop, Handler on_master)
+      : loop_(&loop), on_master_(std::move(on_master)) {}
   Result<void> listen();
   void accept();
   void receive();

@@ -25,8 +25,9 @@ struct CallRequest {
   std::optional<Duration> timeout;  // sent as timeout_nano and kept here too
 };
 
-// Unary calls to a ttrpc server on a unix socket. Connects with the first call and again with the first call after the
-// connection was lost; never blocks. Nothing is retried here: that is the caller's policy.
+// Unary calls to a ttrpc server on a unix socket. Connects with the first call and again with the
+// first call after the connection was lost; never blocks. Nothing is retried here: that is the
+// caller's policy.
 class Client {
  public:
   using Done = UniqueFunction<void(Result<std::string> payload)>;
@@ -38,9 +39,9 @@ class Client {
   // Drops the pending calls; their `done` is not called.
   ~Client();
 
-  // `done` is called exactly once, from the loop and never from inside this call: with the response's payload, with
-  // the server's status as an Error, with deadline_exceeded, or with unavailable when there is no server or the
-  // connection closed before the answer.
+  // `done` is called exactly once, from the loop and never from inside this call: with the
+  // response's payload, with the server's status as an Error, with deadline_exceeded, or with
+  // unavailable when there is no server or the connection closed before the answer.
   void call(CallRequest request, Done done);
 
   // Closes the connection; pending calls end with `cancelled`.

@@ -15,7 +15,8 @@
 namespace icebox::shim::ttrpc {
 
 inline constexpr std::size_t kHeaderSize = 10;
-inline constexpr std::size_t kMaxData = std::size_t{4} << 20;  // both directions (ttrpc channel.go messageLengthMax)
+inline constexpr std::size_t kMaxData =
+    std::size_t{4} << 20;  // both directions (ttrpc channel.go messageLengthMax)
 
 enum class FrameType : std::uint8_t { request = 1, response = 2, data = 3 };
 
@@ -33,13 +34,16 @@ FrameHeader decode_header(std::span<const char, kHeaderSize> bytes);
 std::array<char, kHeaderSize> encode_header(const FrameHeader& header);
 
 // A whole frame. `data` must not be longer than kMaxData.
-std::string encode_frame(std::uint32_t stream_id, FrameType type, std::uint8_t flags, std::string_view data);
+std::string encode_frame(std::uint32_t stream_id, FrameType type, std::uint8_t flags,
+                         std::string_view data);
 
-// Cuts a byte stream into frames. Memory is held only for a frame that is not complete yet, and never more than
-// kMaxData: the data of a longer frame is skipped. Pure; never fails: any byte stream is a sequence of frames.
+// Cuts a byte stream into frames. Memory is held only for a frame that is not complete yet, and
+// never more than kMaxData: the data of a longer frame is skipped. Pure; never fails: any byte
+// stream is a sequence of frames.
 class FrameDecoder {
  public:
-  // `data` is valid during the call only. `oversized`: the header of a frame whose data is being skipped.
+  // `data` is valid during the call only. `oversized`: the header of a frame whose data is being
+  // skipped.
   struct Sink {
     UniqueFunction<void(const FrameHeader&, std::string_view data)> frame;
     UniqueFunction<void(const FrameHeader&)> oversized;

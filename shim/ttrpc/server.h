@@ -39,17 +39,18 @@ class CallContext {
 
   // Whether nobody waits for the answer any more: the deadline passed or the connection closed.
   [[nodiscard]] bool cancelled() const;
-  // Calls `handler` at most once, from the loop, when that happens before the reply: with deadline_exceeded or
-  // cancelled. A later call replaces the handler. Called from the loop soon when it has already happened.
+  // Calls `handler` at most once, from the loop, when that happens before the reply: with
+  // deadline_exceeded or cancelled. A later call replaces the handler. Called from the loop soon
+  // when it has already happened.
   void on_cancel(UniqueFunction<void(const Error&)> handler) const;
 
  private:
   std::shared_ptr<internal::Call> call_;
 };
 
-// The one answer to a call. Move-only. Answering twice aborts (programmer error); dropping it unanswered answers
-// `unknown` and logs the method, so that no client hangs on a forgotten path. Answers that come after the deadline or
-// to a closed connection vanish. May outlive the server.
+// The one answer to a call. Move-only. Answering twice aborts (programmer error); dropping it
+// unanswered answers `unknown` and logs the method, so that no client hangs on a forgotten path.
+// Answers that come after the deadline or to a closed connection vanish. May outlive the server.
 class Reply {
  public:
   explicit Reply(std::shared_ptr<internal::Call> call) : call_(std::move(call)) {}
@@ -67,8 +68,8 @@ class Reply {
   std::shared_ptr<internal::Call> call_;
 };
 
-// A ttrpc server on a listening unix socket: many connections at once, requests independent of each other, answers in
-// any order. A closed connection means nothing beyond its own calls.
+// A ttrpc server on a listening unix socket: many connections at once, requests independent of each
+// other, answers in any order. A closed connection means nothing beyond its own calls.
 class Server {
  public:
   // `payload` is the serialized request message, valid during the call only.
@@ -87,12 +88,13 @@ class Server {
   // Closes every connection at once.
   ~Server();
 
-  // Adds a method. Unknown services and methods answer unimplemented, which containerd 2.x relies on to fall back from
-  // Task v3 to v2. Adding one twice aborts (programmer error).
+  // Adds a method. Unknown services and methods answer unimplemented, which containerd 2.x relies
+  // on to fall back from Task v3 to v2. Adding one twice aborts (programmer error).
   void add_method(std::string service, std::string method, Handler handler);
 
-  // Accepts no more connections and calls `done` once, from the loop, when every queued answer is in its socket or its
-  // connection is closed, at the latest after `timeout`. Calls in flight may still be answered meanwhile.
+  // Accepts no more connections and calls `done` once, from the loop, when every queued answer is
+  // in its socket or its connection is closed, at the latest after `timeout`. Calls in flight may
+  // still be answered meanwhile.
   void drain(Duration timeout, UniqueFunction<void()> done);
 
   [[nodiscard]] std::size_t connections() const;

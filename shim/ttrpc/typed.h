@@ -21,20 +21,22 @@ class TypedReply {
   Reply reply_;
 };
 
-// Adds a method whose handler is called as handler(CallContext, Request, TypedReply<Response>). A payload that does not
-// parse answers invalid_argument without calling it.
+// Adds a method whose handler is called as handler(CallContext, Request, TypedReply<Response>). A
+// payload that does not parse answers invalid_argument without calling it.
 template <typename Request, typename Response, typename F>
 void add_unary(Server& server, std::string service, std::string method, F handler) {
-  server.add_method(std::move(service), std::move(method),
-                    [handler = std::move(handler)](CallContext context, std::string_view payload, Reply reply) mutable {
-                      Request request;
-                      if (!request.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
-                        std::move(reply).fail(make_error(Code::invalid_argument, "malformed " + context.method() +
-                                                                                     " request"));
-                        return;
-                      }
-                      handler(std::move(context), std::move(request), TypedReply<Response>(std::move(reply)));
-                    });
+  server.add_method(
+      std::move(service), std::move(method),
+      [handler = std::move(handler)](CallContext context, std::string_view payload,
+                                     Reply reply) mutable {
+        Request request;
+        if (!request.ParseFromArray(payload.data(), static_cast<int>(payload.size()))) {
+          std::move(reply).fail(
+              make_error(Code::invalid_argument, "malformed " + context.method() + " request"));
+          return;
+        }
+        handler(std::move(context), std::move(request), TypedReply<Response>(std::move(reply)));
+      });
 }
 
 }  // namespace icebox::shim::ttrpc
