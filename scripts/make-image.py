@@ -45,14 +45,17 @@ class ImageError(Exception):
     """Something on the command line or on this machine makes the image impossible; the text says what."""
 
 
-def shared_libraries(program: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
-    """The shared libraries `program` needs: (path inside the image, file on this machine)."""
+def shared_libraries(program: pathlib.Path, external: list[str]) -> list[tuple[str, pathlib.Path]]:
+    """The shared libraries `program` needs: (path inside the image, file on this machine).
+
+    Those named in `external` are left out, whether this machine has them or not.
+    """
     # On a static program ldd says "not a dynamic executable" on stderr and exits with 1.
     out = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False,
                          env={**os.environ, "LC_ALL": "C"})
-    missing = re.findall(r"^\s*(\S+) => not found", out.stdout, re.MULTILINE)
+    missing = set(re.findall(r"^\s*(\S+) => not found", out.stdout, re.MULTILINE)) - set(external)
     if missing:
-        raise ImageError(f"{program} needs {', '.join(missing)}, which this machine does not have")
+        raise ImageError(f"{program} needs {', '.join(sorted(missing))}, which this machine does not have")
     libraries = []
     for line in out.stdout.splitlines():
         match = LDD_LINE.match(line)
@@ -60,6 +63,8 @@ def shared_libraries(program: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
             continue
         path = pathlib.Path(match["path"])
         name = match["name"] or path.name
+        if name in external:
+            continue
         # A library that a RUNPATH found in a build folder moves to where the loader looks by itself.
         standard = path.parts[1] in ("lib", "lib64") or path.parts[1:3] in (("usr", "lib"), ("usr", "lib64"))
         folder = path.parent if standard else pathlib.Path("/usr/lib")
@@ -121,7 +126,7 @@ def add_busybox(rootfs: Rootfs, busybox: pathlib.Path) -> None:
             rootfs.symlink(f"bin/{applet}", "busybox")
 
 
-def build_rootfs(busybox: pathlib.Path, programs: list[str], files: list[str]) -> bytes:
+def build_rootfs(busybox: pathlib.Path, programs: list[str], files: list[str], external: list[str]) -> bytes:
     rootfs = Rootfs()
     for path, mode in DIRECTORIES.items():
         rootfs.directory(path, mode)
@@ -141,7 +146,7 @@ def build_rootfs(busybox: pathlib.Path, programs: list[str], files: list[str]) -
         if not source.is_file():
             raise ImageError(f"{source}: no such file; build it first")
         rootfs.copy(source, target)
-        for library_target, library in shared_libraries(source):
+        for library_target, library in shared_libraries(source, external):
             rootfs.copy(library, library_target, 0o755)
     return rootfs.tar()
 
@@ -195,6 +200,8 @@ def main() -> int:
                         help="program to add, with the libraries it needs (default path: /bin/NAME)")
     parser.add_argument("--file", action="append", default=[], metavar="FILE:PATH",
                         help="file to add, with the libraries it needs when it is an ELF file")
+    parser.add_argument("--external", action="append", default=[], metavar="LIBRARY",
+                        help="shared library that the container gets from elsewhere, e.g. libcuda.so.1")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--command", nargs="+", default=["/bin/sh"], metavar="ARG",
                         help="what a container of this image runs by default")
@@ -203,9 +210,9 @@ def main() -> int:
         busybox = args.busybox or pathlib.Path(shutil.which("busybox") or "busybox")
         if not busybox.is_file():
             raise ImageError("busybox not found; install the distribution's busybox-static package")
-        if shared_libraries(busybox):
+        if shared_libraries(busybox, []):
             raise ImageError(f"{busybox} is not static; install the distribution's busybox-static package")
-        layer = build_rootfs(busybox, args.program, args.file)
+        layer = build_rootfs(busybox, args.program, args.file, args.external)
         write_archive(args.output, args.name, layer, args.command, args.env)
     except (ImageError, OSError) as error:
         print(f"make-image: {error}", file=sys.stderr)
