@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which processes of a container use a GPU, told from /proc alone, and what is to be done with each:
-// ignore it, suspend it through the driver, or refuse the checkpoint. Reads only; never blocks on the
-// driver, and works on frozen processes.
+// Which processes of a container use a GPU, told from /proc alone, and what is to be done with
+// each: ignore it, suspend it through the driver, or refuse the checkpoint. Reads only; never
+// blocks on the driver, and works on frozen processes.
 #pragma once
 
 #include <sys/types.h>
@@ -38,14 +38,15 @@ struct DeviceFd {
 struct GpuUse {
   Target process;
   pid_t parent = 0;
-  std::string command_line;  // arguments joined by spaces, at most 256 bytes; [comm] if there is none
-  bool gone = false;         // ended or is a zombie: nothing else is filled in
+  std::string
+      command_line;   // arguments joined by spaces, at most 256 bytes; [comm] if there is none
+  bool gone = false;  // ended or is a zombie: nothing else is filled in
 
-  std::vector<DeviceFd> nvidia_fds;           // the rule is at inspect_process()
-  std::vector<std::string> nvidia_mappings;   // device nodes in maps, each once
-  std::string libcuda;                        // mapped libcuda.so* (path), empty if none
-  bool nvml = false;                          // libnvidia-ml.so* is mapped
-  bool cupti = false;                         // libcupti.so* is mapped: a profiler is attached
+  std::vector<DeviceFd> nvidia_fds;          // the rule is at inspect_process()
+  std::vector<std::string> nvidia_mappings;  // device nodes in maps, each once
+  std::string libcuda;                       // mapped libcuda.so* (path), empty if none
+  bool nvml = false;                         // libnvidia-ml.so* is mapped
+  bool cupti = false;                        // libcupti.so* is mapped: a profiler is attached
   /// Device nodes the driver cannot save: RDMA verbs, GPUDirect (gdrdrv, nvidia-fs).
   std::vector<std::string> unsupported_devices;
 
@@ -60,10 +61,11 @@ struct GpuUse {
   }
 };
 
-/// Looks at one process. An nvidia descriptor is a character device whose node's base name starts with
-/// "nvidia", or whose major is in `majors`; regular files of such a name are not. A process that ends
-/// while it is being read, and a zombie, give `gone`, not an Error. An Error means that it could not
-/// be looked at (permission, unreadable text): it must not be taken for a process without a GPU.
+/// Looks at one process. An nvidia descriptor is a character device whose node's base name starts
+/// with "nvidia", or whose major is in `majors`; regular files of such a name are not. A process
+/// that ends while it is being read, and a zombie, give `gone`, not an Error. An Error means that
+/// it could not be looked at (permission, unreadable text): it must not be taken for a process
+/// without a GPU.
 Result<GpuUse> inspect_process(pid_t pid, const NvidiaMajors& majors,
                                const std::string& proc_root = "/proc");
 

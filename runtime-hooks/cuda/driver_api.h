@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The part of NVIDIA's driver API (libcuda.so.1) and management library (libnvidia-ml.so.1) that
-// Icebox calls, declared here so that it builds without the CUDA Toolkit. driver_api.cc checks every
-// type and value below against <cuda.h> and <nvml.h> where they are found at configure time.
+// Icebox calls, declared here so that it builds without the CUDA Toolkit. driver_api.cc checks
+// every type and value below against <cuda.h> and <nvml.h> where they are found at configure time.
 //
 // Sources: cuda.h of CUDA 12.8 (checkpoint API, driver 570) and 13.0 (gpuPairs, driver 580), and
 // nvml.h of NVML 13. All structs of the checkpoint API have reserved bytes that must be zero: they

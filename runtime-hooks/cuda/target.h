@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -71,6 +72,10 @@ struct GpuPair {
   std::string new_uuid;
 };
 
+/// The 16 bytes of "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx"; nullopt for any other text
+/// ("MIG-..." too: the driver cannot checkpoint on a slice of a GPU).
+std::optional<std::array<unsigned char, 16>> parse_gpu_uuid(std::string_view text);
+
 /// One GPU of this host, as NVML sees it.
 struct Gpu {
   std::string uuid;
@@ -93,11 +98,11 @@ struct GpuProcess {
 
 /// The driver of this host.
 struct DriverInfo {
-  std::string driver_version;   // "580.159.04", from NVML
-  int cuda_version = 0;         // cuDriverGetVersion(): 13000 = CUDA 13.0
+  std::string driver_version;       // "580.159.04", from NVML
+  int cuda_version = 0;             // cuDriverGetVersion(): 13000 = CUDA 13.0
   bool has_checkpoint_api = false;  // driver >= 570 and all entry points present
   bool can_remap_gpus = false;      // driver >= 580
-  std::string libcuda;          // file that was loaded
+  std::string libcuda;              // file that was loaded
   std::vector<Gpu> gpus;
 };
 
