@@ -42,6 +42,10 @@ class Cgroup {
   // that vanishes meanwhile is skipped; not_found when the cgroup itself is gone.
   [[nodiscard]] Result<std::vector<pid_t>> processes() const;
 
+  // Those of processes() that thaw() would let run: without those in child cgroups that are frozen on their own (a paused
+  // container inside the container). Same order and failures.
+  [[nodiscard]] Result<std::vector<pid_t>> processes_thawed_with() const;
+
   // freezer.state, or cgroup.freeze and the "frozen" line of cgroup.events.
   [[nodiscard]] Result<FreezerState> state() const;
 
@@ -56,20 +60,22 @@ class Cgroup {
   // Waits for a freeze that was requested.
   [[nodiscard]] Result<void> wait_frozen(std::chrono::milliseconds timeout) const;
 
-  // Thaws. Does not wait for tasks to run.
+  // Thaws. Does not wait for tasks to run. failed_precondition when a frozen cgroup above (named) keeps it frozen.
   [[nodiscard]] Result<void> thaw() const;
 
   // Moves a process into the cgroup at `freezer_dir` of the freezer (v1) or unified (v2) hierarchy.
   static Result<void> move_process(const std::string& cgroup_dir, pid_t pid);
 
   // Makes room for `extra` bytes on top of the present usage, in this cgroup and its ancestors: raises memory.max /
-  // memory.limit_in_bytes (and memsw, in the order the kernel asks for) where limit - usage < extra. Returns what was
-  // changed, to be given to restore_limits in reverse order. resource_exhausted when the host itself (MemAvailable)
-  // lacks the room, naming both figures. Without a memory controller: nothing, success.
+  // memory.limit_in_bytes (and memsw, in the order the kernel asks for; memory.high too) where limit - usage < extra,
+  // with a margin for page tables and per-processor charges. Returns what was changed, for restore_limits.
+  // resource_exhausted when the host itself (MemAvailable) lacks the room, naming both figures. On failure nothing stays
+  // changed. Without a memory controller: nothing, success.
   [[nodiscard]] Result<std::vector<SavedLimit>> raise_memory_limit(std::uint64_t extra) const;
 
-  // Puts saved limits back. The kernel refuses a v1 limit below the usage (EBUSY): retried for a moment, then an error
-  // that names file, limit and usage. A cgroup that is gone is success.
+  // Puts saved limits back, last first; any order works. A limit below what can be reclaimed is not set (v1: EBUSY from
+  // the kernel; v2 would kill processes, so it is looked at first): retried for a second, then an error that names file,
+  // limit and usage. A cgroup that is gone is success.
   static Result<void> restore_limits(const std::vector<SavedLimit>& saved);
 
  private:
