@@ -13,11 +13,12 @@ from typing import Callable, Iterator
 
 import pytest
 
-from harness import cgroups, leaks, paths
+from harness import cgroups, gpu, leaks, paths
 from harness.container import Container
 from harness.node import FAULTS, ICEBOX, STOCK, Node
 
 BUSYBOX_IMAGE = "icebox.local/busybox:e2e"
+SAMPLES_IMAGE = "icebox.local/samples:e2e"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,7 +47,13 @@ def make_image(output: pathlib.Path, name: str, *arguments: str) -> pathlib.Path
 def archives(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
     """The images of this session, made once and imported into each node."""
     folder = tmp_path_factory.mktemp("images")
-    return [make_image(folder / "busybox.tar", BUSYBOX_IMAGE)]
+    programs = sorted(paths.BIN.glob("sample-*"))
+    if not programs:
+        pytest.exit(f"no sample programs in {paths.BIN}: build first (ICEBOX_BIN names the folder of the programs)", 1)
+    samples = [argument for program in programs for argument in ("--program", str(program))]
+    samples += ["--external", "libcuda.so.1", "--file", f"{paths.FAKES}/libcuda.so.1:{gpu.LIBRARY_FOLDER}/libcuda.so.1"]
+    return [make_image(folder / "busybox.tar", BUSYBOX_IMAGE),
+            make_image(folder / "samples.tar", SAMPLES_IMAGE, *samples)]
 
 
 def _started(kind: str, archives: list[pathlib.Path], drop_in: bool = False) -> Iterator[Node]:

@@ -98,7 +98,17 @@ class Container:
     def checkpoint(self, reference: str, rw: bool = True, check: bool = True) -> Output:
         """`ctr c checkpoint --task [--rw]`: an image with the container's memory."""
         flags = ["--rw"] if rw else []
-        return self.node.ctr("containers", "checkpoint", "--task", *flags, self.id, reference, check=check)
+        done = self.node.ctr("containers", "checkpoint", "--task", *flags, self.id, reference, check=False)
+        assert not check or done.code == 0, f"{done}\nCRIU: {self.criu_errors()}"
+        return done
+
+    def checkpoint_log(self) -> str:
+        """CRIU's log of a checkpoint that failed, where both shims leave it."""
+        path = self.node.bundle(self.id) / "criu-dump.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def criu_errors(self) -> str:
+        return "\n".join(line for line in self.checkpoint_log().splitlines() if "Error" in line)
 
     def delete_task(self) -> int:
         """Deletes the task, which must have ended, and returns its exit status."""

@@ -12,11 +12,11 @@ import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 import time
 from typing import Iterator
@@ -87,10 +87,14 @@ class Node:
         """`cgroup` is "v1" or "v2". With `drop_in` Icebox is installed under the stock shim's name."""
         self.cgroup_version = cgroup
         self.drop_in = drop_in
-        self.base = pathlib.Path(tempfile.mkdtemp(prefix="icebox-e2e-", dir="/var/tmp"))
-        self.namespace = f"e2e-{self.base.name.removeprefix('icebox-e2e-')}"
+        name = secrets.token_hex(4)
+        self.base = pathlib.Path(f"/var/tmp/icebox-e2e-{name}")
+        self.base.mkdir(mode=0o755)
+        self.namespace = f"e2e-{name}"
         self.bin = self.base / "bin"
         self.fault_bin = self.base / "bin-faults"
+        # The simulated driver as the engine loads it; its host file lies beside it.
+        self.cuda = self.base / "cuda"
         self.state_dir = self.base / "icebox"
         self.tmp = self.base / "tmp"
         self.run_dir = self.base / "run"
@@ -136,6 +140,7 @@ class Node:
         """Copies the programs, so that a rebuild in the middle of a run cannot mix two versions."""
         for folder in (self.bin, self.fault_bin):
             folder.mkdir()
+        shutil.copytree(paths.FAKES, self.cuda)
         if not (paths.BIN / "containerd-shim-icebox-v1").exists():
             return
         shim = "containerd-shim-runc-v2" if self.drop_in else "containerd-shim-icebox-v1"
@@ -286,6 +291,8 @@ class Node:
     def write_config(self, **settings: str | int) -> None:
         """Writes the engine's configuration; the engine reads it at each command."""
         values: dict[str, str | int] = {"criu": str(paths.criu()), "state_dir": str(self.state_dir),
+                                        "libcuda": str(self.cuda / "libcuda.so.1"),
+                                        "libnvidia_ml": str(self.cuda / "libnvidia-ml.so.1"),
                                         "lock_timeout_ms": 2000, **settings}
         self.config_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
 
@@ -298,6 +305,16 @@ class Node:
             yield
         finally:
             self.config_file.write_text(before)
+
+    @contextlib.contextmanager
+    def simulated_host(self, *lines: str) -> Iterator[None]:
+        """Another machine, as the simulated driver shows it to the engine, for the length of a `with` block."""
+        host = self.cuda / "icebox-sim.conf"
+        host.write_text("".join(f"{line}\n" for line in lines))
+        try:
+            yield
+        finally:
+            host.unlink()
 
     @contextlib.contextmanager
     def faults(self, *lines: str) -> Iterator[None]:

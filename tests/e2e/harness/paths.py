@@ -13,6 +13,9 @@ BIN = pathlib.Path(os.environ.get("ICEBOX_BIN", REPOSITORY / "build" / "release"
 # The engine with the fault points compiled in; see tests/README.md.
 FAULT_BIN = pathlib.Path(os.environ.get("ICEBOX_FAULT_BIN", BIN.parent / "bin-faults")).resolve()
 
+# The simulated driver: libcuda.so.1, libnvidia-ml.so.1, and old/libcuda.so.1 without the checkpoint API.
+FAKES = pathlib.Path(os.environ.get("ICEBOX_FAKES", BIN.parent / "fakes")).resolve()
+
 _PREFIX_CRIU = pathlib.Path("/opt/icebox/criu/bin/criu")
 
 
