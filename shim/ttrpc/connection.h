@@ -53,7 +53,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(EventLoop& loop, UniqueFd socket, Handlers handlers);
   Result<void> begin();
   void on_ready(std::uint32_t events);
-  bool read_some();
+  void read_some();
   bool write_some();
   void update_interest();
   void fail(Error error);

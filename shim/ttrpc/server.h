@@ -69,7 +69,8 @@ class Reply {
 };
 
 // A ttrpc server on a listening unix socket: many connections at once, requests independent of each
-// other, answers in any order. A closed connection means nothing beyond its own calls.
+// other, answers in any order. A closed connection means nothing beyond its own calls. Handlers run
+// inside the server and must not destroy it.
 class Server {
  public:
   // `payload` is the serialized request message, valid during the call only.
@@ -104,7 +105,6 @@ class Server {
  private:
   struct Peer;
   Server(EventLoop& loop, UniqueFd listener, Options options);
-  Result<void> begin();
   void on_listener();
   void admit(UniqueFd socket);
   void on_frame(Peer& peer, const FrameHeader& header, std::string_view data);
@@ -122,6 +122,7 @@ class Server {
   std::unordered_map<std::uint64_t, std::unique_ptr<Peer>> peers_;
   UniqueFunction<void()> drained_;
   Timer drain_timer_;
+  Timer drain_check_;
 };
 
 }  // namespace icebox::shim::ttrpc
