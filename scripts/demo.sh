@@ -14,6 +14,7 @@ readonly CHECKPOINT=icebox.local/demo-checkpoint:latest
 readonly RUNTIME=io.containerd.runc.icebox.v1
 readonly REQUESTS=5
 readonly BIN=$ROOT/build/release/bin
+readonly SAMPLES=$ROOT/build/release/samples
 readonly FAKES=$ROOT/build/release/fakes
 # Where the simulated driver is inside the container.
 readonly CUDA_IN_CONTAINER=/opt/cuda
@@ -92,7 +93,9 @@ ask() {
   local pid answer libraries=''
   [[ $mode == simulated ]] && libraries=$FAKES
   pid=$(pid_of "$1")
-  answer=$(LD_LIBRARY_PATH=$libraries nsenter --net="/proc/$pid/ns/net" "$BIN/sample-counter" \
+  # runc brings the loopback up at create but does not restore it: that is for network plugins to do.
+  nsenter --net="/proc/$pid/ns/net" ip link set lo up
+  answer=$(LD_LIBRARY_PATH=$libraries nsenter --net="/proc/$pid/ns/net" "$SAMPLES/sample-counter" \
     --ask 127.0.0.1:9999 "$2" 2>&1) || fail "the counter does not answer: $answer"
   answer=$(tail -n 1 <<<"$answer")
   [[ $answer =~ ^counter=([0-9]+)\ token=([0-9a-f]+)\  ]] || fail "the counter answers nonsense: $answer"
@@ -160,7 +163,7 @@ make_image() {
     files=(--file "$FAKES/libcuda.so.1:$CUDA_IN_CONTAINER/libcuda.so.1")
   fi
   run 'making the image' "$PYTHON" scripts/make-image.py --name "$IMAGE" --output "$work/image.tar" \
-    --program "$BIN/sample-counter" --external libcuda.so.1 "${files[@]}"
+    --program "$SAMPLES/sample-counter" --external libcuda.so.1 "${files[@]}"
   run 'importing the image' ctr_ images import "$work/image.tar"
 }
 

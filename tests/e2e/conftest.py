@@ -47,9 +47,9 @@ def make_image(output: pathlib.Path, name: str, *arguments: str) -> pathlib.Path
 def archives(tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
     """The images of this session, made once and imported into each node."""
     folder = tmp_path_factory.mktemp("images")
-    programs = sorted(paths.BIN.glob("sample-*"))
+    programs = sorted(paths.SAMPLES.glob("sample-*"))
     if not programs:
-        pytest.exit(f"no sample programs in {paths.BIN}: build first (ICEBOX_BIN names the folder of the programs)", 1)
+        pytest.exit(f"no sample programs in {paths.SAMPLES}: build first (ICEBOX_BIN names the folder of the programs)", 1)
     samples = [argument for program in programs for argument in ("--program", str(program))]
     samples += ["--external", "libcuda.so.1", "--file", f"{paths.FAKES}/libcuda.so.1:{gpu.LIBRARY_FOLDER}/libcuda.so.1"]
     return [make_image(folder / "busybox.tar", BUSYBOX_IMAGE),

@@ -8,6 +8,7 @@ import os
 import re
 import select
 import socket
+import subprocess
 import time
 from typing import Iterator
 
@@ -76,6 +77,9 @@ class Counter:
         # How many "inc" were sent: the counter cannot have grown by more.
         self.sent = 0
         with _network_of(box.pid):
+            # runc brings the loopback up at create but neither saves nor restores it: that is for network plugins to
+            # do, and ctr has none.
+            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.connect(("127.0.0.1", port))
         self._id = int.from_bytes(os.urandom(4), "big")

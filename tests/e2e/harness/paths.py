@@ -16,7 +16,9 @@ FAULT_BIN = pathlib.Path(os.environ.get("ICEBOX_FAULT_BIN", BIN.parent / "bin-fa
 # The simulated driver: libcuda.so.1, libnvidia-ml.so.1, and old/libcuda.so.1 without the checkpoint API.
 FAKES = pathlib.Path(os.environ.get("ICEBOX_FAKES", BIN.parent / "fakes")).resolve()
 
-_PREFIX_CRIU = pathlib.Path("/opt/icebox/criu/bin/criu")
+SAMPLES = pathlib.Path(os.environ.get("ICEBOX_SAMPLES", BIN.parent / "samples")).resolve()
+
+_PREFIX_CRIU = pathlib.Path(os.environ.get("ICEBOX_PREFIX", "/opt/icebox"), "criu/bin/criu")
 
 
 def criu() -> pathlib.Path:
