@@ -232,11 +232,13 @@ signed_by() {
   done
   ((${#files[@]})) || return 0
   awk -v archive="$1" '
+    # As apt prints it: no slash at the end, one where a file address has three.
+    function plain(uri) { sub(/\/+$/, "", uri); sub(/:\/\/\//, ":/", uri); return uri }
     function emit() { if (uses && keys != "") print keys; uses = 0; keys = "" }
     FNR == 1 { emit(); deb822 = FILENAME ~ /\.sources$/ }
     /^[[:space:]]*#/ { next }
     deb822 && /^[[:space:]]*$/ { emit(); next }
-    deb822 && tolower($1) == "uris:" { for (i = 2; i <= NF; i++) { sub(/\/+$/, "", $i); if ($i == archive) uses = 1 } }
+    deb822 && tolower($1) == "uris:" { for (i = 2; i <= NF; i++) if (plain($i) == archive) uses = 1 }
     # A key may also be written out in place; only files are taken over.
     deb822 && tolower($1) == "signed-by:" { for (i = 2; i <= NF; i++) if ($i ~ /^\//) keys = keys (keys == "" ? "" : ",") $i }
     !deb822 && $1 == "deb" && index($0, archive) && match($0, /signed-by=[^] ]+/) {
