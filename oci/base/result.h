@@ -107,9 +107,11 @@ class [[nodiscard]] Result<void> {
 
 // Evaluates a Result expression; on failure returns its Error from the enclosing function, else yields the value:
 //   auto text = ICEBOX_TRY(read_file(path, 4096));
-#define ICEBOX_TRY(expression)                                         \
-  ({                                                                   \
-    auto icebox_result_ = (expression);                                \
-    if (!icebox_result_.ok()) return std::move(icebox_result_).error(); \
-    std::move(icebox_result_).value();                                 \
+#define ICEBOX_TRY(expression) ICEBOX_TRY_NAMED_(expression, __COUNTER__)
+#define ICEBOX_TRY_NAMED_(expression, number) ICEBOX_TRY_IMPL_(expression, number)
+#define ICEBOX_TRY_IMPL_(expression, number)                                                     \
+  ({                                                                                             \
+    auto icebox_result_##number = (expression);                                                  \
+    if (!icebox_result_##number.ok()) return std::move(icebox_result_##number).error();          \
+    std::move(icebox_result_##number).value();                                                   \
   })

@@ -17,10 +17,10 @@ namespace icebox {
 
 // A program to run. Everything not in `fds` is closed on exec as long as this project opens it O_CLOEXEC.
 struct Command {
-  std::vector<std::string> argv;               // argv[0] is a path, or a name looked up in the caller's PATH
-  std::optional<std::vector<std::string>> env;  // "KEY=value"; nullopt = the caller's environment
-  std::string cwd;                             // empty = the caller's
-  std::vector<std::pair<int, int>> fds;        // {fd here, fd there}; 0, 1, 2 that are not named become /dev/null
+  std::vector<std::string> argv{};             // argv[0] is a path, or a name looked up in the caller's PATH
+  std::optional<std::vector<std::string>> env{}; // "KEY=value"; nullopt = the caller's environment
+  std::string cwd{};                           // empty = the caller's
+  std::vector<std::pair<int, int>> fds{};       // {fd here, fd there}; 0, 1, 2 that are not named become /dev/null
   bool inherit_stdio = false;                  // leave 0, 1, 2 as they are here instead
   bool new_session = false;                    // setsid(2): own session and process group
   int death_signal = 0;                        // prctl(PR_SET_PDEATHSIG): when the spawning THREAD dies
@@ -49,8 +49,8 @@ struct Output {
 
 struct RunOptions {
   std::size_t max_output = 256 * 1024;                      // bytes kept of each stream
-  std::optional<std::chrono::milliseconds> deadline;        // kills the child (SIGKILL) when it passes
-  std::function<void(const PidRef&)> on_start;              // called once it runs
+  std::optional<std::chrono::milliseconds> deadline{};      // kills the child (SIGKILL) when it passes
+  std::function<void(const PidRef&)> on_start{};            // called once it runs
 };
 
 // Runs a command to its end, capturing stdout and stderr (unless inherit_stdio or given in fds). deadline_exceeded when

@@ -48,8 +48,10 @@ HierarchyMount find_hierarchy(const std::vector<Mount>& mounts, std::string_view
     if (mount.type != type) continue;
     const auto options = split(mount.super_options, ',', SplitEmpty::drop);
     if (!option.empty() && std::find(options.begin(), options.end(), option) == options.end()) continue;
-    // A later mount on the same point covers the earlier; of several points the shortest is the usual one.
-    if (found.point.empty() || mount.point.size() <= found.point.size()) found = {mount.point, mount.root};
+    struct stat info = {};
+    if (::stat(mount.point.c_str(), &info) != 0 || info.st_dev != mount.device) continue;  // covered by another mount
+    // Of several points the shortest is the usual one.
+    if (found.point.empty() || mount.point.size() < found.point.size()) found = {mount.point, mount.root};
   }
   return found;
 }

@@ -2,6 +2,7 @@
 #include "runtime-hooks/container/mounts.h"
 
 #include <sys/mount.h>
+#include <sys/sysmacros.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -58,7 +59,13 @@ std::vector<Mount> parse_mountinfo(std::string_view text) {
     const auto fields = split(line, ' ', SplitEmpty::keep);
     const auto dash = std::find(fields.begin(), fields.end(), "-");
     if (dash - fields.begin() < 6 || fields.end() - dash < 4) continue;
+    const auto numbers = split(fields[2], ':', SplitEmpty::keep);
+    if (numbers.size() != 2) continue;
+    const auto major_number = parse_u64(numbers[0]);
+    const auto minor_number = parse_u64(numbers[1]);
+    if (!major_number.ok() || !minor_number.ok()) continue;
     Mount mount;
+    mount.device = makedev(static_cast<unsigned>(*major_number), static_cast<unsigned>(*minor_number));
     mount.root = decode_octal(fields[3]);
     mount.point = decode_octal(fields[4]);
     mount.type = std::string(dash[1]);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,7 @@ namespace icebox::container {
 
 // One line of /proc/PID/mountinfo (proc(5)), octal escapes decoded; only what this project looks at.
 struct Mount {
+  std::uint64_t device = 0;   // st_dev of what is mounted: tells whether a later mount covers the point
   std::string root;           // directory of the file system that is mounted
   std::string point;          // where, seen from the process's root
   std::string type;           // file system type, e.g. "cgroup2"

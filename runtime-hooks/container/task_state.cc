@@ -55,6 +55,7 @@ Result<TaskState> read_task_state(pid_t process, pid_t tid) {
     const auto colon = line.find(':');
     if (colon == std::string_view::npos) continue;
     const auto value = trim(line.substr(colon + 1));
+    if (line.starts_with("Tgid:")) task.process = static_cast<pid_t>(ICEBOX_TRY(parse_i64(value)));
     if (line.starts_with("Name:")) task.comm = std::string(value);
     if (line.starts_with("State:") && !value.empty()) task.state = value[0];
     if (line.starts_with("TracerPid:")) task.tracer = static_cast<pid_t>(ICEBOX_TRY(parse_i64(value)));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime-hooks/container/thread_hold.h"
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -26,56 +27,64 @@ constexpr milliseconds kStopTimeout{10000};
 constexpr milliseconds kFreezeTimeout{10000};
 // How often a look at all threads also asks why those that have not stopped have not.
 constexpr int kRoundsBetweenReasons = 8;
+// How long a driver thread may stand still at a signal before it is sent on.
+constexpr milliseconds kKeepRunningPause{5};
 
-// All traced threads of one container, from seize to release.
+// One tracer thread and what it traces.
+struct Group {
+  explicit Group(TracerThread thread) : tracer(std::move(thread)) {}
+
+  TracerThread tracer;
+  std::vector<Tracee> tracees;
+};
+
+// All traced threads of one container, from seize to release. The destructor gives back whatever is left, as the end of
+// the tracer threads does.
 class Hold {
  public:
-  Hold(const Cgroup& cgroup, const std::set<pid_t>& driver_threads, TracerThread tracer)
-      : cgroup_(cgroup), driver_threads_(driver_threads), tracer_(std::move(tracer)) {}
+  Hold(const Cgroup& cgroup, const std::set<pid_t>& driver_threads)
+      : cgroup_(cgroup), driver_threads_(driver_threads) {}
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  // Seizes every thread that the thaw would let run. On failure the destructor gives all back without a thaw.
+  // Seizes every thread that the thaw would let run. With the cgroup frozen.
   Result<void> seize_all();
 
   // Seizes those of processes that were moved into the cgroup since, then waits for every stop. After the thaw.
   Result<void> wait_all_stopped();
 
+  // Lets the driver threads run, and stops them again.
+  Result<void> start_drivers();
+  Result<void> stop_drivers();
+
   // Lets go of everything. With the cgroup frozen.
   void release();
 
  private:
-  // A group-stopped thread that v1 has frozen: PTRACE_SEIZE of it returns only after the thaw.
-  struct LateTracee {
-    TracerThread tracer;
-    std::shared_ptr<Result<Seized>> seized;  // of the posted call; the thread may outlive this object
-    Tracee tracee;
-  };
-
   enum class When { frozen, thawed };
 
-  // These two run on the tracer thread.
+  Group& main_group() { return groups_.front(); }
   Result<std::size_t> seize_pass(When when);
-  Result<void> seize_one(pid_t process, pid_t tid, When when);
-
-  Result<void> start_late(pid_t process, pid_t tid);
+  Result<void> seize_one(const Tracee& tracee, When when);
+  Result<void> start_late(const Tracee& tracee);
   Result<void> wait_stops();
   bool at_rest(Tracee& tracee, bool ask_why);
   [[nodiscard]] Error not_stopped(const Tracee& tracee) const;
+  Result<void> for_each_driver(const std::function<Result<void>(Tracee&)>& action);
 
   const Cgroup& cgroup_;
   const std::set<pid_t>& driver_threads_;
-  TracerThread tracer_;
-  std::set<pid_t> processes_;  // all that were looked at
-  std::set<pid_t> threads_;    // all that were seized, or need not be
-  std::vector<Tracee> tracees_;
-  std::vector<std::pair<pid_t, pid_t>> maybe_stopped_;  // process and thread, for LateTracee
-  std::deque<LateTracee> late_;
+  std::set<pid_t> processes_;          // all that were looked at
+  std::set<pid_t> threads_;            // all that were looked at
+  std::vector<Tracee> maybe_stopped_;  // v1: their PTRACE_SEIZE may block until the thaw
+  std::deque<Group> groups_;           // the first holds nearly all; each of maybe_stopped_ has one of its own
+  std::atomic<bool> drivers_run_{false};
 };
 
 Result<void> Hold::seize_all() {
+  groups_.emplace_back(ICEBOX_TRY(TracerThread::start()));
   Result<void> result;
-  tracer_.call([&] {
+  main_group().tracer.call([&] {
     // Nothing can fork while frozen, but another process may have been moved in while the first list was read.
     for (;;) {
       const auto added = seize_pass(When::frozen);
@@ -83,12 +92,12 @@ Result<void> Hold::seize_all() {
       if (!added.ok() || *added == 0) return;
     }
   });
-  if (!result.ok()) return result;
-  // Last, because these can be taken back only by a thaw.
-  for (const auto& [process, tid] : maybe_stopped_) ICEBOX_TRY(start_late(process, tid));
+  ICEBOX_TRY(std::move(result));
+  for (const auto& tracee : maybe_stopped_) ICEBOX_TRY(start_late(tracee));
   return {};
 }
 
+// On the main tracer thread. The number of threads that were not known before.
 Result<std::size_t> Hold::seize_pass(When when) {
   std::size_t added = 0;
   for (const pid_t process : ICEBOX_TRY(cgroup_.processes_thawed_with())) {
@@ -101,47 +110,54 @@ Result<std::size_t> Hold::seize_pass(When when) {
       return tids.error();
     }
     for (const pid_t tid : *tids) {
-      if (driver_threads_.contains(tid) || !threads_.insert(tid).second) continue;
+      if (!threads_.insert(tid).second) continue;
       ++added;
-      ICEBOX_TRY(seize_one(process, tid, when));
+      Tracee tracee;
+      tracee.process = process;
+      tracee.tid = tid;
+      tracee.driver = driver_threads_.contains(tid);
+      ICEBOX_TRY(seize_one(tracee, when));
     }
   }
   return added;
 }
 
-Result<void> Hold::seize_one(pid_t process, pid_t tid, When when) {
+// On the main tracer thread.
+Result<void> Hold::seize_one(const Tracee& tracee, When when) {
   if (when == When::frozen && !cgroup_.unified()) {
-    const auto task = read_task_state(process, tid);
+    const auto task = read_task_state(tracee.process, tracee.tid);
     if (task.ok() && task->maybe_group_stopped()) {
-      maybe_stopped_.emplace_back(process, tid);
+      maybe_stopped_.push_back(tracee);
       return {};
     }
   }
-  if (ICEBOX_TRY(seize(process, tid)) == Seized::yes) tracees_.push_back({process, tid});
+  if (ICEBOX_TRY(seize(tracee.process, tracee.tid)) == Seized::yes) main_group().tracees.push_back(tracee);
   return {};
 }
 
-Result<void> Hold::start_late(pid_t process, pid_t tid) {
-  auto& late = late_.emplace_back(LateTracee{ICEBOX_TRY(TracerThread::start()), {}, {process, tid}});
-  late.seized = std::make_shared<Result<Seized>>(Seized::gone);
-  late.tracer.post([result = late.seized, process, tid] { *result = seize(process, tid); });
-  // The kernel makes us the tracer first and waits for the stop then.
+// PTRACE_SEIZE of a group-stopped thread waits until the thread has moved from the group stop to a ptrace stop, which it
+// cannot do while frozen by v1. So each such thread gets a tracer that may wait; it does until the thaw. Such a thread
+// runs nothing in between: it is stopped, and traced before a SIGCONT could let it run.
+Result<void> Hold::start_late(const Tracee& tracee) {
+  Group& group = groups_.emplace_back(ICEBOX_TRY(TracerThread::start()));
+  group.tracees.push_back(tracee);
+  auto result = std::make_shared<Result<Seized>>(Seized::gone);  // the thread may outlive this object
+  group.tracer.post([result, process = tracee.process, tid = tracee.tid] { *result = seize(process, tid); });
   Backoff backoff(kStopTimeout);
-  for (;;) {
-    if (late.tracer.idle()) break;
-    const auto task = read_task_state(process, tid);
-    if (!task.ok() || task->tracer == late.tracer.tid()) return {};
-    if (!backoff.wait()) return not_stopped(late.tracee);
+  while (!group.tracer.idle()) {
+    // The kernel notes the tracer before it waits for the stop.
+    const auto task = read_task_state(tracee.process, tracee.tid);
+    if (task.ok() && task->tracer == group.tracer.tid()) return {};
+    if (!backoff.wait()) return not_stopped(tracee);
   }
-  if (!late.seized->ok()) return late.seized->error();
-  if (**late.seized == Seized::gone) late.tracee.gone = true;
+  if (ICEBOX_TRY(*result) == Seized::gone) group.tracees.clear();
   return {};
 }
 
 Result<void> Hold::wait_all_stopped() {
   for (;;) {
     Result<std::size_t> added = std::size_t{0};
-    tracer_.call([&] { added = seize_pass(When::thawed); });
+    main_group().tracer.call([&] { added = seize_pass(When::thawed); });
     if (!added.ok()) return added.error();
     ICEBOX_TRY(wait_stops());
     if (*added == 0) return {};
@@ -151,25 +167,22 @@ Result<void> Hold::wait_all_stopped() {
 Result<void> Hold::wait_stops() {
   Backoff backoff(kStopTimeout);
   for (int round = 1;; ++round) {
-    const bool ask_why = round % kRoundsBetweenReasons == 0;
     const Tracee* missing = nullptr;
-    for (auto& tracee : tracees_) {
-      if (!at_rest(tracee, ask_why)) missing = &tracee;
-    }
-    for (auto& late : late_) {
-      if (!late.tracer.idle() || !at_rest(late.tracee, ask_why)) missing = &late.tracee;
+    for (auto& group : groups_) {
+      for (auto& tracee : group.tracees) {
+        if (!group.tracer.idle() || !at_rest(tracee, round % kRoundsBetweenReasons == 0)) missing = &tracee;
+      }
     }
     if (missing == nullptr) return {};
     if (!backoff.wait()) return not_stopped(*missing);
   }
 }
 
-// Whether the thread runs no user code any more. waitpid(2) answers for the tracees of all threads of this process.
+// Whether the thread has stopped, or cannot run user code for another reason.
 bool Hold::at_rest(Tracee& tracee, bool ask_why) {
+  if (!tracee.stopped) poll_tracee(tracee);
   if (tracee.stopped || tracee.gone) return true;
-  poll_tracee(tracee);
-  if (tracee.stopped || tracee.gone) return true;
-  if (!ask_why) return false;
+  if (!ask_why || tracee.driver) return false;
   const auto task = read_task_state(tracee.process, tracee.tid);
   return task.ok() && task->in_vfork();
 }
@@ -181,13 +194,56 @@ Error Hold::not_stopped(const Tracee& tracee) const {
                     name + " did not stop within " + std::to_string(kStopTimeout.count()) + " ms");
 }
 
+// Runs `action` for every live driver thread, on its tracer's thread. All are tried; the first failure is returned.
+Result<void> Hold::for_each_driver(const std::function<Result<void>(Tracee&)>& action) {
+  Result<void> first;
+  for (auto& group : groups_) {
+    group.tracer.call([&] {
+      for (auto& tracee : group.tracees) {
+        if (!tracee.driver || tracee.gone) continue;
+        auto done = action(tracee);
+        if (!done.ok() && first.ok()) first = std::move(done);
+      }
+    });
+  }
+  return first;
+}
+
+Result<void> Hold::start_drivers() {
+  drivers_run_ = true;
+  ICEBOX_TRY(for_each_driver(run_driver));
+  for (auto& group : groups_) {
+    group.tracer.post([this, &group] {
+      while (drivers_run_) {
+        for (auto& tracee : group.tracees) {
+          if (tracee.driver) keep_running(tracee);
+        }
+        sleep_for(kKeepRunningPause);
+      }
+    });
+  }
+  return {};
+}
+
+Result<void> Hold::stop_drivers() {
+  if (!drivers_run_.exchange(false)) return {};
+  for (auto& group : groups_) group.tracer.wait_idle();
+  ICEBOX_TRY(for_each_driver([](Tracee& tracee) -> Result<void> {
+    interrupt(tracee);
+    return {};
+  }));
+  ICEBOX_TRY(wait_stops());
+  return for_each_driver(restore_mask);
+}
+
 void Hold::release() {
-  tracer_.call([&] {
-    for (auto& tracee : tracees_) detach(tracee);
-  });
-  // What has not stopped, and the late ones, are released by the end of their tracer.
-  tracer_.finish();
-  late_.clear();
+  for (auto& group : groups_) {
+    if (!group.tracer.idle()) continue;  // still in PTRACE_SEIZE, as there was no thaw
+    group.tracer.call([&] {
+      for (auto& tracee : group.tracees) detach(tracee);
+    });
+  }
+  groups_.clear();  // releases what has not stopped
 }
 
 Result<void> require_frozen(const Cgroup& cgroup) {
@@ -195,9 +251,31 @@ Result<void> require_frozen(const Cgroup& cgroup) {
   return make_error(Code::failed_precondition, "cgroup " + cgroup.freezer_path() + " is not frozen: pause first");
 }
 
-Result<void> run_thawed(const Cgroup& cgroup, std::optional<Hold>& hold, const std::function<Result<void>()>& work) {
+// `first`, with what else went wrong behind it.
+Result<void> combine(Result<void> first, const Result<void>& second) {
+  if (first.ok()) return second;
+  if (second.ok()) return first;
+  Error error = std::move(first).error();
+  error.message += "; " + second.error().message;
+  return error;
+}
+
+Result<void> run_held(const Cgroup& cgroup, Hold& hold, const std::function<Result<void>()>& work) {
+  ICEBOX_TRY(hold.seize_all());
   ICEBOX_TRY(cgroup.thaw());
-  if (hold) ICEBOX_TRY(hold->wait_all_stopped());
+  ICEBOX_TRY(fault::reach("threads.thawed"));
+  ICEBOX_TRY(hold.wait_all_stopped());
+  Result<void> stopped;
+  Result<void> done = hold.start_drivers();
+  {
+    const ScopeGuard always([&] { stopped = hold.stop_drivers(); });
+    if (done.ok()) done = work();
+  }
+  return combine(std::move(done), std::move(stopped).context("driver threads"));
+}
+
+Result<void> run_unheld(const Cgroup& cgroup, const std::function<Result<void>()>& work) {
+  ICEBOX_TRY(cgroup.thaw());
   return work();
 }
 
@@ -212,25 +290,18 @@ Result<void> freeze_again(const Cgroup& cgroup) {
 Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t>& driver_threads,
                                       const std::function<Result<void>()>& work) {
   ICEBOX_TRY(require_frozen(cgroup));
-  std::optional<Hold> hold;
-  if (!fault::skipped("threads.hold")) {
-    hold.emplace(cgroup, driver_threads, ICEBOX_TRY(TracerThread::start()));
-    ICEBOX_TRY(hold->seize_all());
-  }
+  Hold hold(cgroup, driver_threads);
   Result<void> frozen;
   Result<void> done;
   {
     // Also on the way of an exception, which must not set the container free.
     const ScopeGuard always([&] { frozen = freeze_again(cgroup); });
-    done = run_thawed(cgroup, hold, work);
+    done = fault::skipped("threads.hold") ? run_unheld(cgroup, work) : run_held(cgroup, hold, work);
   }
-  if (hold) hold->release();
+  hold.release();
   // On v2 a thread counts as running for the moment that it takes from its ptrace stop to the freezer.
   if (frozen.ok()) frozen = cgroup.wait_frozen(kFreezeTimeout);
-  if (frozen.ok()) return done;
-  Error error = frozen.error().context("the container could not be frozen again");
-  if (!done.ok()) error = Error{done.error().code, done.error().message + "; " + error.message, done.error().sys_errno};
-  return error;
+  return combine(std::move(done), std::move(frozen).context("the container could not be frozen again"));
 }
 
 }  // namespace icebox::container

@@ -108,10 +108,14 @@ void TracerThread::post(std::function<void()> task) {
   shared_->changed.notify_all();
 }
 
-void TracerThread::call(const std::function<void()>& task) {
-  post(task);
+void TracerThread::wait_idle() {
   std::unique_lock lock(shared_->mutex);
   shared_->changed.wait(lock, [&] { return !shared_->busy; });
+}
+
+void TracerThread::call(const std::function<void()>& task) {
+  post(task);
+  wait_idle();
 }
 
 bool TracerThread::idle() const {
@@ -175,9 +179,52 @@ void poll_tracee(Tracee& tracee) {
   tracee.signal = held_back_signal(status);
 }
 
+Result<void> run_driver(Tracee& tracee) {
+  std::uint64_t mask = 0;
+  std::uint64_t all = ~std::uint64_t{0};
+  const auto size = static_cast<long>(sizeof mask);  // of the kernel's signal set
+  if (::ptrace(PTRACE_GETSIGMASK, tracee.tid, size, &mask) != 0 ||
+      ::ptrace(PTRACE_SETSIGMASK, tracee.tid, size, &all) != 0) {
+    return not_seized(tracee.process, tracee.tid, errno);
+  }
+  tracee.mask = mask;
+  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr, static_cast<long>(std::exchange(tracee.signal, 0))) != 0) {
+    return not_seized(tracee.process, tracee.tid, errno);
+  }
+  tracee.stopped = false;
+  return {};
+}
+
+void keep_running(Tracee& tracee) {
+  if (tracee.stopped || tracee.gone) return;
+  poll_tracee(tracee);
+  if (!tracee.stopped) return;
+  int signal = std::exchange(tracee.signal, 0);
+  if (signal == SIGSTOP) {
+    tracee.stop_held_back = true;
+    signal = 0;
+  }
+  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr, static_cast<long>(signal)) == 0) tracee.stopped = false;
+}
+
+void interrupt(Tracee& tracee) {
+  if (!tracee.stopped && !tracee.gone) ::ptrace(PTRACE_INTERRUPT, tracee.tid, nullptr, nullptr);
+}
+
+Result<void> restore_mask(Tracee& tracee) {
+  if (!tracee.mask || tracee.gone) return {};
+  if (::ptrace(PTRACE_SETSIGMASK, tracee.tid, static_cast<long>(sizeof *tracee.mask), &*tracee.mask) != 0) {
+    if (errno == ESRCH) return {};  // killed meanwhile
+    return not_seized(tracee.process, tracee.tid, errno);
+  }
+  tracee.mask.reset();
+  return {};
+}
+
 void detach(Tracee& tracee) {
   poll_tracee(tracee);
   if (tracee.gone) return;
+  if (tracee.stop_held_back) ::syscall(SYS_tgkill, tracee.process, tracee.tid, SIGSTOP);
   if (::ptrace(PTRACE_DETACH, tracee.tid, nullptr, static_cast<long>(tracee.signal)) == 0) tracee.gone = true;
 }
 

@@ -4,10 +4,11 @@
 #include <pthread.h>
 #include <sys/types.h>
 
-#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
+#include <optional>
+#include <utility>
 
 #include "oci/base/result.h"
 
@@ -39,6 +40,9 @@ class TracerThread {
   // Whether what was posted has ended. Does not block.
   [[nodiscard]] bool idle() const;
 
+  // Blocks until what was posted has ended.
+  void wait_idle();
+
   // Ends the thread and waits until the kernel has released what it traced. A thread that is still busy (PTRACE_SEIZE
   // of a frozen, group-stopped task) is left behind: it ends, and releases, when that call returns.
   void finish();
@@ -56,23 +60,42 @@ class TracerThread {
 struct Tracee {
   pid_t process = -1;
   pid_t tid = -1;
-  bool stopped = false;
-  bool gone = false;  // ended and waited for
-  int signal = 0;     // held back in a signal-delivery-stop; handed on at detach
+  bool driver = false;           // may run during the hold
+  bool stopped = false;          // a ptrace stop was seen and it was not resumed
+  bool gone = false;             // ended, or detached
+  int signal = 0;                // held back in a signal-delivery-stop; handed on at detach
+  bool stop_held_back = false;   // a SIGSTOP was kept from a running driver thread
+  std::optional<std::uint64_t> mask;  // its own blocked signals while all are blocked
 };
 
 enum class Seized { yes, gone };
 
-// PTRACE_SEIZE (no options) and PTRACE_INTERRUPT. Called on a tracer thread. `gone` for a thread that has ended.
-// failed_precondition when another process traces it (named) or the kernel forbids it. Blocks, uninterruptibly, when
-// the thread is group-stopped and frozen by cgroup v1, until it is thawed.
+// The functions below are called on the tracer thread that seized (is to seize) the tracee. None but seize() blocks.
+
+// PTRACE_SEIZE (no options) and PTRACE_INTERRUPT. `gone` for a thread that has ended. failed_precondition when another
+// process traces it (named) or the kernel forbids it. Blocks, uninterruptibly, when the thread is group-stopped and
+// frozen by cgroup v1, until it is thawed.
 Result<Seized> seize(pid_t process, pid_t tid);
 
-// Takes note of a stop or an end, if there is one. Called on the thread that seized. Does not block.
+// Takes note of a stop or an end, if there is one. May be called on any thread of the program.
 void poll_tracee(Tracee& tracee);
 
-// Detaches, with the signal that was held back. A tracee that has not stopped stays: only the end of its tracer thread
-// releases it. Called on the thread that seized.
+// Lets a stopped driver thread run with all signals blocked: while every other thread is stopped, the kernel would give
+// it every signal of its process, and run the program's handlers on it. Also runs when its process is group-stopped.
+Result<void> run_driver(Tracee& tracee);
+
+// Keeps a running driver thread running: a SIGSTOP, which cannot be blocked, is held back until detach; any other signal
+// that gets through is its own (a fault, or one that it waits for itself) and is handed on.
+void keep_running(Tracee& tracee);
+
+// Asks a running driver thread to stop (PTRACE_INTERRUPT); poll_tracee tells when it has.
+void interrupt(Tracee& tracee);
+
+// Gives a stopped driver thread its own signal mask back.
+Result<void> restore_mask(Tracee& tracee);
+
+// Detaches, with the signals that were held back. A tracee that has not stopped stays: only the end of its tracer thread
+// releases it.
 void detach(Tracee& tracee);
 
 // The signal that a wait status of a seized thread holds back; 0 for a stop that is none (interrupt, group stop).
