@@ -203,8 +203,8 @@ void ToolRunner::on_exit(Id id, const ProcessExit& exit) {
   tool.result.wait_status = exit.wait_status;
   tool.result.exit_code = exit.exit_code;
   Done done = std::move(tool.done);
-  // A program that succeeded in the very moment has succeeded.
-  if (tool.timed_out && exit.wait_status != 0) {
+  // A program that succeeded in the very moment has succeeded; one that obeyed SIGTERM has not.
+  if (tool.timed_out && (tool.term_sent || exit.wait_status != 0)) {
     done(tool.deadline_error());
   } else {
     done(std::move(tool.result));
