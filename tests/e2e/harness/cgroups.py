@@ -80,6 +80,49 @@ class Cgroups:
         return sorted(found)
 
 
+class V1Home:
+    """A cgroup of its own in every v1 hierarchy of the machine, for the daemon of a v2 node.
+
+    A v2 node's containers stay in whatever v1 cgroups their shim is in. Were that the root, CRIU would save all cgroups
+    of the machine with each container, and make them again at each restore.
+    """
+
+    def __init__(self, name: str):
+        self.folders = [path / name for path in pathlib.Path("/sys/fs/cgroup").glob("*/")
+                        if (path / "cgroup.procs").exists() and not path.is_symlink() and path.name != "unified"]
+
+    def make(self) -> None:
+        for folder in self.folders:
+            folder.mkdir()
+            for file in ("cpuset.cpus", "cpuset.mems"):  # empty at first, and then nothing may enter
+                if (folder / file).exists():
+                    (folder / file).write_text((folder.parent / file).read_text())
+
+    def enter(self) -> None:
+        """Moves the calling process in."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text("0")
+
+    def remove(self) -> None:
+        for folder in self.folders:
+            remove_tree(folder)
+
+
+def remove_tree(folder: pathlib.Path) -> None:
+    """Removes a cgroup and those below it, as far as they are empty."""
+    for path in sorted([*folder.rglob("*/"), folder], key=lambda path: len(path.parts), reverse=True):
+        try:
+            path.rmdir()
+        except OSError:
+            pass
+
+
+def remove_everywhere(name: str) -> None:
+    """Removes the cgroup `name` below the root of every hierarchy of the machine."""
+    for root in [pathlib.Path("/sys/fs/cgroup"), *pathlib.Path("/sys/fs/cgroup").glob("*/")]:
+        remove_tree(root / name)
+
+
 def version_of_machine() -> str:
     """"v2" on a machine with the unified hierarchy alone, else "v1" (which includes hybrid)."""
     return "v2" if pathlib.Path("/sys/fs/cgroup/cgroup.controllers").exists() else "v1"

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import Iterator
 
-from . import paths, procs
+from . import cgroups, paths, procs
 from .cgroups import Cgroups
 
 STOCK = "io.containerd.runc.v2"
@@ -85,9 +85,11 @@ class Node:
 
     def __init__(self, cgroup: str, drop_in: bool = False):
         """`cgroup` is "v1" or "v2". With `drop_in` Icebox is installed under the stock shim's name."""
-        self.cgroup_version = cgroup
-        self.drop_in = drop_in
         name = secrets.token_hex(4)
+        self.cgroup_version = cgroup
+        beside_v1 = cgroup == "v2" and cgroups.version_of_machine() == "v1"
+        self.v1_home = cgroups.V1Home(f"icebox-e2e-{name}") if beside_v1 else None
+        self.drop_in = drop_in
         self.base = pathlib.Path(f"/var/tmp/icebox-e2e-{name}")
         self.base.mkdir(mode=0o755)
         self.namespace = f"e2e-{name}"
@@ -127,6 +129,8 @@ class Node:
         self._stage_programs()
         self.fault_file.touch()
         self.write_config()
+        if self.v1_home is not None:
+            self.v1_home.make()
         self.holder = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", _NAMESPACE_SETUP, "sh", str(self.base),
              self.cgroup_version], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
@@ -157,7 +161,8 @@ class Node:
         with self.log.open("ab") as log:
             self.daemon = subprocess.Popen(
                 self.enter("containerd", "--config", str(self.base / "containerd.toml")),
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True)
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(), start_new_session=True,
+                preexec_fn=self.v1_home.enter if self.v1_home is not None else None)
         procs.wait_until(self._daemon_answers, "containerd answers on its socket")
 
     def _daemon_answers(self) -> bool:
@@ -191,6 +196,9 @@ class Node:
             self.holder.kill()
             self.holder.wait()
             self.holder = None
+        cgroups.remove_everywhere(self.namespace)
+        if self.v1_home is not None:
+            self.v1_home.remove()
         if "ICEBOX_E2E_KEEP" not in os.environ:
             shutil.rmtree(self.base, ignore_errors=True)
 
@@ -335,10 +343,10 @@ class Node:
 
     def force_clean(self) -> None:
         """Brings the node back to "no containers" without any help of the programs under test."""
-        cgroups = self.cgroups
-        for relative in cgroups.below(self.namespace):
+        own = self.cgroups
+        for relative in own.below(self.namespace):
             for file, value in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-                path = cgroups.root / relative / file
+                path = own.root / relative / file
                 with contextlib.suppress(OSError):
                     if path.exists():
                         path.write_text(value)
@@ -357,9 +365,8 @@ class Node:
             for container in self.containers():
                 self.ctr("containers", "delete", container, check=False)
         self._unmount_left()
-        for relative in sorted(cgroups.below(self.namespace), key=len, reverse=True):
-            with contextlib.suppress(OSError):
-                (cgroups.root / relative).rmdir()
+        for hierarchy in own.hierarchies():
+            cgroups.remove_tree(hierarchy / self.namespace)
         # Only now that nothing is mounted below them: a recursive removal must never cross a mount.
         if not self._mounts_of_containers():
             for folder in (self.tmp, self.state_dir, self.run_dir / "runc"):
