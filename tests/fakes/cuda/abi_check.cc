@@ -58,6 +58,7 @@ SAME_CALL(cuMemsetD32_v2);
 SAME_CALL(cuStreamCreate);
 SAME_CALL(cuStreamDestroy_v2);
 SAME_CALL(cuStreamSynchronize);
+SAME_CALL(cuLaunchHostFunc);
 SAME_CALL(cuCheckpointProcessGetRestoreThreadId);
 SAME_CALL(cuCheckpointProcessGetState);
 SAME_CALL(cuCheckpointProcessLock);

@@ -36,20 +36,19 @@ void sleep_microseconds(long microseconds) {
   ::nanosleep(&time, nullptr);
 }
 
-/// A caller is ready once it has called cuInit.
-bool is_ready() { return driver().initialized && driver().pid == ::getpid(); }
-
+/// Finds the driver of process `pid`. The codes are those of driver 580.159.04 (contract-580.txt).
+/// Like it, takes a thread's id for its process.
 Result open_target(int pid, Peer& peer) {
-  if (!is_ready()) return Result::not_initialized;
-  if (pid <= 0 || !is_thread_group_leader(pid)) return Result::invalid_value;
-  switch (Peer::open(pid, peer)) {
+  const pid_t process = pid > 0 ? process_of(pid) : 0;
+  if (process == 0) return Result::operating_system;
+  switch (Peer::open(process, peer)) {
     case Peer::Found::yes: return Result::success;
     case Peer::Found::not_permitted: return Result::not_permitted;
     case Peer::Found::other_version: return Result::system_driver_mismatch;
     case Peer::Found::no_driver:
     case Peer::Found::not_the_owner: break;
   }
-  return Result::invalid_value;
+  return Result::not_initialized;
 }
 
 /// Takes the right to be the one caller of the target; held until the descriptor is closed, also by
@@ -100,12 +99,26 @@ Result ask(const Peer& peer, const Request& request, Reply& reply) {
   return static_cast<Result>(reply.result);
 }
 
+/// Restore needs GPUs that are up: kept so by persistence mode, or brought up by the caller's
+/// cuInit.
+bool gpus_are_up(const Host& host) {
+  if (driver().initialized && driver().pid == ::getpid()) return true;
+  for (int i = 0; i < host.gpu_count; ++i)
+    if (!host.gpus[i].persistence) return false;
+  return true;
+}
+
 /// Tells the target which GPUs this machine has and how much of them is free, and marks its memory
 /// as taken in the same step: parallel restores are not granted the same memory.
 Result grant_memory(const Peer& peer, Request& request) {
   const UniqueFd only_granter = lock_directory("/proc");
   if (!only_granter) return Result::operating_system;
-  Host& host = driver().host;
+  Host host;
+  if (const std::string error = load_host(host); !error.empty()) {
+    std::fprintf(stderr, "simulated CUDA driver: %s\n", error.c_str());
+    return Result::unknown;
+  }
+  if (!gpus_are_up(host)) return Result::not_initialized;
   const auto usage = all_usage();
   request.host_gpu_count = static_cast<std::uint32_t>(host.gpu_count);
   for (int i = 0; i < host.gpu_count; ++i) {
@@ -126,7 +139,7 @@ Result perform(int pid, Request& request, Reply& reply) {
   Peer peer;
   if (const Result result = open_target(pid, peer); result != Result::success) return result;
   char path[64];
-  std::snprintf(path, sizeof path, "/proc/%d", pid);
+  std::snprintf(path, sizeof path, "/proc/%d", peer.pid());
   const UniqueFd only_caller = lock_directory(path);
   if (!only_caller) return Result::operating_system;
   if (request.operation == Operation::restore) {
@@ -149,9 +162,9 @@ ICEBOX_SIM_EXPORT Result cuCheckpointProcessGetRestoreThreadId(int pid, int* tid
   if (const Result result = sim::open_target(pid, peer); result != Result::success) return result;
   std::int32_t inner = 0;
   if (!peer.read(offsetof(sim::Mailbox, restore_thread), &inner, sizeof inner))
-    return Result::invalid_value;
-  *tid = sim::outer_thread_id(pid, inner);
-  return *tid != 0 ? Result::success : Result::invalid_value;
+    return Result::not_initialized;
+  *tid = sim::outer_thread_id(peer.pid(), inner);
+  return *tid != 0 ? Result::success : Result::not_initialized;
 }
 
 ICEBOX_SIM_EXPORT Result cuCheckpointProcessGetState(int pid, ProcessState* state) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Exported functions: initialisation, versions, devices, contexts, streams.
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -53,12 +52,6 @@ void apply_visible_devices(DriverState& self) {
     self.visible[self.visible_count++] = gpu;
     rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
   }
-}
-
-bool device_node_opens(const DriverState& self) {
-  const int fd = ::open(self.host.device_path, O_RDWR | O_CLOEXEC);
-  if (fd >= 0) ::close(fd);
-  return fd >= 0;
 }
 
 const sim::Gpu* gpu_of(Device device) {
@@ -120,10 +113,11 @@ ICEBOX_SIM_EXPORT Result cuInit(unsigned int flags) {
     return Result::unknown;
   }
   apply_visible_devices(self);
-  if (self.visible_count == 0 || !device_node_opens(self)) return Result::no_device;
+  if (self.visible_count == 0 || !sim::open_device()) return Result::no_device;
   sim::mailbox().usage_count = static_cast<std::uint32_t>(self.host.gpu_count);
   for (int i = 0; i < self.host.gpu_count; ++i)
     sim::mailbox().usage[i].uuid = self.host.gpus[i].uuid;
+  if (!sim::start_restore_thread()) return Result::operating_system;
   self.pid = ::getpid();
   self.initialized = true;
   return Result::success;
@@ -286,6 +280,15 @@ ICEBOX_SIM_EXPORT Result cuStreamDestroy_v2(Stream stream) {
 
 ICEBOX_SIM_EXPORT Result cuStreamSynchronize(Stream) {
   ICEBOX_SIM_CALL();
+  return Result::success;
+}
+
+// Runs the function before it returns, and counts as submitted work meanwhile: Lock waits for it.
+ICEBOX_SIM_EXPORT Result cuLaunchHostFunc(Stream, void (*function)(void*), void* data) {
+  ICEBOX_SIM_CALL();
+  if (function == nullptr) return Result::invalid_value;
+  if (sim::current_context() == nullptr) return Result::invalid_context;
+  function(data);
   return Result::success;
 }
 

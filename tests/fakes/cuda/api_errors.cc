@@ -86,6 +86,7 @@ const Symbol kSymbols[] = {
     PLAIN(cuStreamCreate),
     VERSIONED(cuStreamDestroy, v2),
     PLAIN(cuStreamSynchronize),
+    PLAIN(cuLaunchHostFunc),
 #ifndef ICEBOX_SIM_OLD
     PLAIN(cuCheckpointProcessGetRestoreThreadId),
     PLAIN(cuCheckpointProcessGetState),

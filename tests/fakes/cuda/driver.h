@@ -135,6 +135,7 @@ Result cuMemsetD32_v2(DevicePtr to, unsigned int value, std::size_t count);
 Result cuStreamCreate(Stream* stream, unsigned int flags);
 Result cuStreamDestroy_v2(Stream stream);
 Result cuStreamSynchronize(Stream stream);
+Result cuLaunchHostFunc(Stream stream, void (*function)(void*), void* data);
 
 Result cuCheckpointProcessGetRestoreThreadId(int pid, int* tid);
 Result cuCheckpointProcessGetState(int pid, ProcessState* state);

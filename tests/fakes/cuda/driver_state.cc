@@ -2,6 +2,7 @@
 #include "tests/fakes/cuda/driver_state.h"
 
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -57,14 +58,6 @@ void erase_allocation(std::vector<Allocation>::iterator at) {
   driver().allocations.erase(at);
 }
 
-void mark_forked_child() {
-  // The child has neither the restore thread nor a working CUDA; its mailbox must say so. (A child
-  // that was cloned past this handler is found out by its pid.)
-  mailbox().owner_pid = 0;
-}
-
-}  // namespace
-
 constinit Mailbox g_mailbox = {
     {'i', 'c', 'e', 'b', 'o', 'x', '-', 's', 'i', 'm', '-', 'c', 'u', 'd', 'a', '\0'},
     kMailboxVersion,
@@ -80,6 +73,8 @@ constinit Mailbox g_mailbox = {
     0,
     {},
     0};
+
+}  // namespace
 
 Mailbox& mailbox() { return g_mailbox; }
 
@@ -116,18 +111,14 @@ void set_current_context(cu::ContextObject* context) { t_current = context; }
 cu::Result add_context(cu::ContextObject& context) {
   DriverState& self = driver();
   if (context.references++ > 0) return cu::Result::success;
-  const auto fail = [&](cu::Result result) {
-    drop_context(context);
-    return result;
-  };
   ++mailbox().context_count;
-  static const int registered = ::pthread_atfork(nullptr, nullptr, mark_forked_child);
-  if (registered != 0 || !start_restore_thread()) return fail(cu::Result::operating_system);
-  if (!open_device()) return fail(cu::Result::no_device);
   if (self.host.context_bytes > 0) {
     std::uint64_t address = 0;
     const cu::Result result = allocate(context, self.host.context_bytes, true, address);
-    if (result != cu::Result::success) return fail(result);
+    if (result != cu::Result::success) {
+      drop_context(context);
+      return result;
+    }
     fill_context_image(address, self.host.context_bytes);
   }
   return cu::Result::success;
@@ -145,7 +136,7 @@ void drop_context(cu::ContextObject& context) {
     erase_allocation(at);
     at = all.begin() + index;
   }
-  if (--mailbox().context_count == 0) close_device();
+  --mailbox().context_count;
 }
 
 cu::Result allocate(cu::ContextObject& context, std::size_t bytes, bool context_image,
@@ -215,14 +206,30 @@ bool unmap_device(std::uint64_t address, std::size_t size) {
 
 bool open_device() {
   DriverState& self = driver();
-  if (self.device_fd < 0) self.device_fd = ::open(self.host.device_path, O_RDWR | O_CLOEXEC);
-  return self.device_fd >= 0;
+  if (self.device_is_open) return true;
+  const int fd = ::open(self.host.device_path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  if (self.device_fd < 0) {
+    self.device_fd = fd;
+  } else {
+    ::dup3(fd, self.device_fd, O_CLOEXEC);
+    ::close(fd);
+  }
+  self.device_is_open = true;
+  return true;
 }
 
 void close_device() {
   DriverState& self = driver();
-  if (self.device_fd >= 0) ::close(self.device_fd);
-  self.device_fd = -1;
+  const int placeholder = ::eventfd(0, EFD_CLOEXEC);
+  if (placeholder >= 0) {
+    ::dup3(placeholder, self.device_fd, O_CLOEXEC);
+    ::close(placeholder);
+  } else {
+    ::close(self.device_fd);
+    self.device_fd = -1;
+  }
+  self.device_is_open = false;
 }
 
 }  // namespace icebox::sim

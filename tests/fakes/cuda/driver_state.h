@@ -59,8 +59,8 @@ struct DriverState {
   std::mutex lock;
   std::vector<Allocation> allocations;  // by address
   cu::ContextObject contexts[kMaxContexts];
-  bool restore_thread_runs = false;
   int device_fd = -1;
+  bool device_is_open = false;  // false: device_fd, if any, is the eventfd that keeps its number
 
   // Restore thread only.
   char* saved = nullptr;  // the region that holds device memory while CHECKPOINTED
@@ -94,12 +94,12 @@ class Call {
 cu::ContextObject* current_context();
 void set_current_context(cu::ContextObject* context);
 
-/// Counts a reference to `context`, creating what a context needs at the first one: restore thread,
-/// device fd and the context's own device memory. Inside a Call, with `lock` held.
+/// Counts a reference to `context`; the first one gives it its own device memory. Inside a Call,
+/// with `lock` held.
 cu::Result add_context(cu::ContextObject& context);
 
-/// Drops one reference; the last one frees the context's device memory, and with the last context
-/// of the process the device fd is closed. Inside a Call, with `lock` held.
+/// Drops one reference; the last one frees the context's device memory. Inside a Call, with `lock`
+/// held.
 void drop_context(cu::ContextObject& context);
 
 /// Device memory of `context`. Inside a Call, with `lock` held. Fails with out_of_memory when the
@@ -120,11 +120,15 @@ bool map_device(std::uint64_t address, std::size_t size);
 /// Throws the content away and keeps the addresses reserved. No locks, no allocator.
 bool unmap_device(std::uint64_t address, std::size_t size);
 
-/// Opens and closes the device node. No locks, no allocator.
+/// Opens the device node, from cuInit to the end of the process but for the time of a checkpoint.
+/// No locks, no allocator.
 bool open_device();
+
+/// Closes it and puts an eventfd on its number, as the real driver does: the application must not
+/// get that number meanwhile. No locks, no allocator.
 void close_device();
 
-/// Starts the restore thread, once per process; returns when it can be found through the mailbox.
+/// Starts the restore thread, for cuInit; returns when it can be found through the mailbox.
 bool start_restore_thread();
 
 }  // namespace icebox::sim

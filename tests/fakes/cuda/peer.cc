@@ -159,10 +159,10 @@ pid_t outer_thread_id(pid_t pid, pid_t inner_tid) {
   return 0;
 }
 
-bool is_thread_group_leader(pid_t pid) {
+pid_t process_of(pid_t tid) {
   char path[64];
-  std::snprintf(path, sizeof path, "/proc/%d/status", pid);
-  return last_number(path, "Tgid:") == pid;
+  std::snprintf(path, sizeof path, "/proc/%d/status", tid);
+  return last_number(path, "Tgid:");
 }
 
 }  // namespace icebox::sim

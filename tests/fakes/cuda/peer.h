@@ -61,7 +61,8 @@ std::uint64_t used_bytes(const std::vector<PeerUsage>& all, const cu::Uuid& uuid
 /// The thread of process `pid` whose id in its own pid namespace is `inner_tid`; 0 if none.
 pid_t outer_thread_id(pid_t pid, pid_t inner_tid);
 
-/// True if `pid` is a process and not one of its further threads.
-bool is_thread_group_leader(pid_t pid);
+/// The process that thread `tid` belongs to (itself for a process's first thread); 0 if there is no
+/// such thread.
+pid_t process_of(pid_t tid);
 
 }  // namespace icebox::sim

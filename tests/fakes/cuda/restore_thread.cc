@@ -194,7 +194,7 @@ Result do_restore(const Request& request, const Knobs& knobs) {
   // answers 304, and the process can only be killed.
   self.restore_is_lost = result == Result::out_of_memory;
   if (result != Result::success) return result;
-  if (mailbox().context_count > 0 && !open_device()) return Result::operating_system;
+  if (!open_device()) return Result::operating_system;
   if (!move_in()) {
     close_device();
     self.restore_is_lost = true;
@@ -285,11 +285,14 @@ void* restore_thread(void*) {
   serve_for_ever();
 }
 
+/// The child of a fork has neither the restore thread nor a working CUDA; its mailbox must say so.
+/// (A child that was cloned past this handler is found out by its pid.)
+void mark_forked_child() { mailbox().owner_pid = 0; }
+
 }  // namespace
 
 bool start_restore_thread() {
-  DriverState& self = driver();
-  if (self.restore_thread_runs) return true;
+  if (::pthread_atfork(nullptr, nullptr, mark_forked_child) != 0) return false;
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
@@ -300,7 +303,6 @@ bool start_restore_thread() {
   if (error != 0) return false;
   ::pthread_detach(thread);
   while (mailbox().owner_pid.load() == 0) sleep_for(kBusyPoll);
-  self.restore_thread_runs = true;
   return true;
 }
 
