@@ -12,16 +12,22 @@
 # killed or loses the network leaves nothing behind that a later run takes for complete.
 #
 # CRIU: the one in PATH or in the distribution is used when it is at least $CRIU_WANTED. Debian 12's
-# is older and does not start on recent kernels; there, the package of Debian 13 and the libraries it
+# is older and does not start on recent kernels; there, the package of a later Debian and the libraries it
 # needs are unpacked below the prefix with their own loader, so that the system's libraries stay as
 # they are. Elsewhere install_criu says what to do.
 #
 # Supported: Debian 12 and newer, Ubuntu 22.04 and newer.
 set -euo pipefail
 
-readonly CRIU_WANTED=4.1
-# Where CRIU comes from on Debian 12: the release that follows it.
-readonly CRIU_DONOR_SUITE=trixie
+# CRIU 4.1 is the oldest the engine works with. Kernel 6.16 made getsockopt(SO_PASSCRED) an error for
+# every socket but unix ones, and CRIU before 4.2 gives up on the first IP socket it meets there.
+# On Debian 12 it comes from the first later release that serves a version that will do.
+if [[ $(printf '%s\n' 6.16 "$(uname -r)" | sort -V | head -n 1) == 6.16 ]]; then
+  CRIU_WANTED=4.2 CRIU_DONOR_SUITE=forky
+else
+  CRIU_WANTED=4.1 CRIU_DONOR_SUITE=trixie
+fi
+readonly CRIU_WANTED CRIU_DONOR_SUITE
 readonly PREFIX=${ICEBOX_PREFIX:-/opt/icebox}
 
 # Packages by purpose. A line is "package" or "package command...": with commands, a machine that
@@ -385,7 +391,7 @@ install_criu() {
     publish_criu "$scratch/new"
   else
     die "criu >= $CRIU_WANTED: $os_id $os_version has ${candidate:-none}. Build it: unpack the source" \
-      "release criu-4.1.1 or newer; apt-get install libprotobuf-dev libprotobuf-c-dev" \
+      "release criu-$CRIU_WANTED or newer; apt-get install libprotobuf-dev libprotobuf-c-dev" \
       "protobuf-c-compiler protobuf-compiler python3-protobuf libnet1-dev libnl-3-dev libcap-dev" \
       "libbsd-dev libnftables-dev libgnutls28-dev uuid-dev make gcc pkg-config; make criu; install -m 755" \
       "criu/criu /usr/local/sbin/criu; then run this again"
