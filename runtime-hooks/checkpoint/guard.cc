@@ -83,9 +83,10 @@ Result<void> remove(Engine& engine, const CommandArgs& args) {
   std::vector<std::string> arguments = {"delete"};
   arguments.insert(arguments.end(), engine.invocation.rest.begin(), engine.invocation.rest.end());
   const auto removed = engine.runtime.run({.argv = arguments}, {});
-  if (!removed.ok() && !(force && removed.error().code == Code::not_found)) return removed.error();
-  if (lock) ICEBOX_TRY(state.remove());
-  return {};
+  const bool gone = removed.ok() || removed.error().code == Code::not_found;
+  if (lock && gone) ICEBOX_TRY(state.remove());
+  if (removed.ok() || (force && gone)) return {};
+  return removed.error();
 }
 
 Result<void> guard(Engine& engine, const std::string& command, const CommandArgs& args) {

@@ -250,7 +250,7 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
     return check_host(restoring);
   }();
   if (!checked.ok()) {
-    ICEBOX_TRY(session.finish());
+    ICEBOX_TRY(session.forget());
     return checked;
   }
   if (const auto work = args.value("work-path")) {

@@ -181,7 +181,7 @@ Result<void> tear_down_restore(Session& session) {
   if (!removed.ok() && removed.error().code != Code::not_found) note(removed.error(), "removing the container");
   note(put_spec_back(session.journal()), "config.json of the bundle");
   if (!outcome.ok()) return outcome;
-  return session.finish();
+  return session.forget();
 }
 
 Result<void> roll_back(Session& session) {

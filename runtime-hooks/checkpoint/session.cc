@@ -90,6 +90,11 @@ Result<void> Session::finish() {
   return state_.clear();
 }
 
+Result<void> Session::forget() {
+  end_phase();
+  return state_.remove();
+}
+
 std::map<std::string, std::int64_t> Session::timings() const {
   auto result = timings_;
   if (!phase_.empty()) {

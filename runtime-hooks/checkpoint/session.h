@@ -53,6 +53,8 @@ class Session {
   // any more.
   Result<void> finish_held();
   Result<void> finish();
+  // The same for a container that is gone: its directory goes too.
+  Result<void> forget();
 
   // Milliseconds of every phase so far.
   [[nodiscard]] std::map<std::string, std::int64_t> timings() const;
