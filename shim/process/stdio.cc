@@ -153,7 +153,10 @@ Result<void> ProcessIo::State::open() {
 
 Result<void> ProcessIo::State::open_terminal(const StdioTarget& target) {
   switch (target.kind) {
-    case StdioTarget::Kind::null: break;
+    case StdioTarget::Kind::null:
+      // Read and dropped: a terminal that nobody reads blocks its writers.
+      terminal_out = ICEBOX_TRY(open_file("/dev/null", O_WRONLY));
+      break;
     case StdioTarget::Kind::path: terminal_out = ICEBOX_TRY(open_output_path(target.path)); break;
     case StdioTarget::Kind::file: terminal_out = ICEBOX_TRY(open_log_file(target.path)); break;
     case StdioTarget::Kind::binary:

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "shim/process/tool.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/shim/loop/testing.h"
+
+namespace icebox::shim {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using testing::turn_until;
+
+class ToolTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(tools_.running(), 0U);
+    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  }
+
+  static ToolRequest shell(const std::string& script) {
+    ToolRequest request;
+    request.command.argv = {"/bin/sh", "-c", script};
+    return request;
+  }
+
+  Result<ToolResult> run(ToolRequest request) {
+    std::optional<Result<ToolResult>> result;
+    tools_.start(std::move(request), [&](Result<ToolResult> done) {
+      EXPECT_FALSE(result.has_value());
+      result.emplace(std::move(done));
+    });
+    EXPECT_FALSE(result.has_value());  // never from inside start()
+    if (!turn_until(*loop_, [&] { return result.has_value(); })) {
+      return make_error(Code::unknown, "the test ran out of time");
+    }
+    return std::move(*result);
+  }
+
+  std::unique_ptr<EventLoop> loop_ = testing::make_loop();
+  Supervisor supervisor_{*loop_};
+  ToolRunner tools_{*loop_, supervisor_};
+};
+
+TEST_F(ToolTest, CapturesBothStreamsAndTheExitCode) {
+  auto result = run(shell("echo out; echo err >&2; exit 3"));
+  ASSERT_TRUE(result.ok()) << result.error().message;
+  EXPECT_EQ(result->out, "out\n");
+  EXPECT_EQ(result->error_tail, "err\n");
+  EXPECT_EQ(result->exit_code, 3U);
+  EXPECT_EQ(result->wait_status, 3 << 8);
+  EXPECT_FALSE(result->out_cut);
+}
+
+TEST_F(ToolTest, DeathBySignal) {
+  auto result = run(shell("kill -9 $$"));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->exit_code, 137U);
+}
+
+TEST_F(ToolTest, OutputIsBoundedAndTheErrorKeepsItsTail) {
+  ToolRequest request = shell(
+      "head -c 300000 /dev/zero | tr '\\0' o; head -c 300000 /dev/zero | tr '\\0' e >&2;"
+      " printf last >&2");
+  request.max_output = 1000;
+  request.max_error_tail = 10;
+  auto result = run(std::move(request));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->exit_code, 0U);  // it was not blocked by a full pipe
+  EXPECT_EQ(result->out, std::string(1000, 'o'));
+  EXPECT_TRUE(result->out_cut);
+  EXPECT_EQ(result->error_tail, "eeeeeelast");
+}
+
+TEST_F(ToolTest, AllOfALargeOutputWithinTheLimit) {
+  ToolRequest request = shell("head -c 1000000 /dev/zero | tr '\\0' o");
+  request.max_output = 1000000;
+  auto result = run(std::move(request));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->out, std::string(1000000, 'o'));
+  EXPECT_FALSE(result->out_cut);
+}
+
+TEST_F(ToolTest, InputIsWhatTheProgramReads) {
+  ToolRequest request;
+  const std::string input(200000, 'i');  // more than a pipe holds: nobody has to feed it
+  request.command.argv = {"/bin/cat"};
+  request.input = input;
+  auto result = run(std::move(request));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->out, input);
+}
+
+TEST_F(ToolTest, WithoutInputStdinIsEmpty) {
+  auto result = run(shell("cat; echo end"));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->out, "end\n");
+}
+
+TEST_F(ToolTest, MappedDescriptorsAreNotCaptured) {
+  auto pipe = testing::make_pipe();
+  ToolRequest request = shell("echo mapped; echo err >&2");
+  request.command.fds = {{pipe.write.get(), 1}};
+  auto result = run(std::move(request));
+  pipe.write.reset();
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->out, "");
+  EXPECT_EQ(result->error_tail, "err\n");
+  EXPECT_EQ(testing::get(pipe.read), "mapped\n");
+}
+
+TEST_F(ToolTest, AMissingProgramIsAnErrorThatNamesIt) {
+  ToolRequest request;
+  request.command.argv = {"/nonexistent/program"};
+  auto result = run(std::move(request));
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, Code::not_found);
+  EXPECT_THAT(result.error().message, HasSubstr("/nonexistent/program"));
+}
+
+TEST_F(ToolTest, ADeadlineKillsAndTellsWhatTheProgramSaid) {
+  ToolRequest request = shell("echo stuck here >&2; exec sleep 1000");
+  request.deadline = 300ms;
+  auto result = run(std::move(request));
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
+  EXPECT_EQ(result.error().message, "/bin/sh did not end within 300 ms and was killed: stuck here");
+}
+
+TEST_F(ToolTest, ADeadlineMayAskBeforeItKills) {
+  testing::TempDir dir;
+  ToolRequest request = shell("trap 'echo asked > " + (dir / "asked") +
+                              "; exit 0' TERM; while :; do sleep 0.01; done");
+  request.deadline = 300ms;
+  request.term_grace = 8s;
+  const auto start = std::chrono::steady_clock::now();
+  auto result = run(std::move(request));
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 8s);
+  std::ifstream asked(dir / "asked");
+  EXPECT_TRUE(asked.good());
+}
+
+TEST_F(ToolTest, WhoDoesNotObeyTheRequestIsKilled) {
+  ToolRequest request = shell("trap '' TERM; while :; do sleep 0.01; done");
+  request.deadline = 200ms;
+  request.term_grace = 100ms;
+  auto result = run(std::move(request));
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
+}
+
+TEST_F(ToolTest, TheDeadlineReachesTheWholeGroupWhenAsked) {
+  ASSERT_TRUE(Supervisor::become_subreaper().ok());
+  testing::TempDir dir;
+  ToolRequest request = shell("sleep 1000 & echo $! > " + (dir / "pid") + "; wait");
+  request.command.new_session = true;
+  request.kill_group = true;
+  request.deadline = 300ms;
+  auto result = run(std::move(request));
+  ASSERT_FALSE(result.ok());
+  pid_t descendant = 0;
+  std::ifstream(dir / "pid") >> descendant;
+  ASSERT_GT(descendant, 0);
+  int status = 0;
+  EXPECT_EQ(::waitpid(descendant, &status, 0), descendant);  // it was orphaned to us and is dead
+  EXPECT_TRUE(WIFSIGNALED(status));
+}
+
+TEST_F(ToolTest, ADescendantThatKeepsThePipesDoesNotHoldUpTheResult) {
+  ASSERT_TRUE(Supervisor::become_subreaper().ok());
+  testing::TempDir dir;
+  auto result = run(shell("sleep 1000 & echo $! > " + (dir / "pid") + "; echo done"));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->out, "done\n");
+  pid_t descendant = 0;
+  std::ifstream(dir / "pid") >> descendant;
+  ASSERT_GT(descendant, 0);
+  ASSERT_EQ(::kill(descendant, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(descendant, nullptr, 0), descendant);
+}
+
+TEST_F(ToolTest, ARunningProgramCanBeSignalled) {
+  std::optional<Result<ToolResult>> result;
+  const auto id = tools_.start(shell("exec sleep 1000"),
+                               [&](Result<ToolResult> done) { result.emplace(std::move(done)); });
+  EXPECT_EQ(tools_.running(), 1U);
+  ASSERT_TRUE(tools_.signal(id, SIGTERM).ok());
+  ASSERT_TRUE(turn_until(*loop_, [&] { return result.has_value(); }));
+  EXPECT_EQ(result->value().exit_code, 143U);
+  EXPECT_EQ(tools_.signal(id, SIGTERM).error().code, Code::not_found);
+}
+
+TEST_F(ToolTest, DestroyingTheRunnerDropsTheCallbackAndStillReaps) {
+  bool called = false;
+  {
+    ToolRunner other(*loop_, supervisor_);
+    other.start(shell("exit 0"), [&](const Result<ToolResult>&) { called = true; });
+    EXPECT_EQ(supervisor_.count(), 1U);
+  }
+  ASSERT_TRUE(turn_until(*loop_, [&] { return supervisor_.count() == 0; }));
+  EXPECT_FALSE(called);
+}
+
+}  // namespace
+}  // namespace icebox::shim
