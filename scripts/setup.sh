@@ -11,23 +11,24 @@
 # Safe to run again: when nothing is missing it only looks, in well under two seconds. A run that is
 # killed or loses the network leaves nothing behind that a later run takes for complete.
 #
-# CRIU: the one in PATH or in the distribution is used when it is at least $CRIU_WANTED. Debian 12's
-# is older and does not start on recent kernels; there, the package of a later Debian and the libraries it
-# needs are unpacked below the prefix with their own loader, so that the system's libraries stay as
-# they are. Elsewhere install_criu says what to do.
+# CRIU: the one in PATH or in the distribution is used when it is at least $CRIU_WANTED. On a Debian
+# whose own is older, the package of a later Debian and the libraries it needs are unpacked below the
+# prefix with their own loader, so that the system's libraries stay as they are. Elsewhere install_criu
+# says what to do.
 #
 # Supported: Debian 12 and newer, Ubuntu 22.04 and newer.
 set -euo pipefail
 
 # CRIU 4.1 is the oldest the engine works with. Kernel 6.16 made getsockopt(SO_PASSCRED) an error for
 # every socket but unix ones, and CRIU before 4.2 gives up on the first IP socket it meets there.
-# On Debian 12 it comes from the first later release that serves a version that will do.
+# Where the machine's own Debian is older than that, CRIU comes from the first of these later ones that
+# has it.
 if [[ $(printf '%s\n' 6.16 "$(uname -r)" | sort -V | head -n 1) == 6.16 ]]; then
-  CRIU_WANTED=4.2 CRIU_DONOR_SUITE=forky
+  CRIU_WANTED=4.2 CRIU_DONOR_SUITES='forky sid'
 else
-  CRIU_WANTED=4.1 CRIU_DONOR_SUITE=trixie
+  CRIU_WANTED=4.1 CRIU_DONOR_SUITES='trixie forky'
 fi
-readonly CRIU_WANTED CRIU_DONOR_SUITE
+readonly CRIU_WANTED CRIU_DONOR_SUITES
 readonly PREFIX=${ICEBOX_PREFIX:-/opt/icebox}
 
 # Packages by purpose. A line is "package" or "package command...": with commands, a machine that
@@ -253,11 +254,11 @@ signed_by() {
     END { emit() }' "${files[@]}" | tr ',' '\n' | sort -u | paste -sd,
 }
 
-# private_apt_config DIR ARCHIVE: an apt that knows one suite of one archive and an empty machine, so
+# private_apt_config DIR ARCHIVE SUITE: an apt that knows one suite of one archive and an empty machine, so
 # that it answers with the complete closure of a package and never touches the real package state. The
 # machine's own settings (proxy, credentials, date checks) stay in force, its hooks do not.
 private_apt_config() {
-  local dir=$1 archive=$2 keys option=''
+  local dir=$1 archive=$2 suite=$3 keys option=''
   mkdir -p "$dir"/{lists/partial,archives/partial,sources.d,preferences.d}
   : >"$dir/status"
   : >"$dir/preferences"
@@ -269,7 +270,7 @@ private_apt_config() {
     fi
     option="[signed-by=$keys] "
   fi
-  echo "deb $option$archive $CRIU_DONOR_SUITE main" >"$dir/sources.list"
+  echo "deb $option$archive $suite main" >"$dir/sources.list"
   cat >"$dir/apt.conf" <<CONF
 #clear APT::Update::Pre-Invoke;
 #clear APT::Update::Post-Invoke;
@@ -292,30 +293,33 @@ APT::Get::List-Cleanup "false";
 CONF
 }
 
-# download_donor_criu DIR: puts CRIU's package of the donor suite and all it depends on into
+# download_donor_criu DIR: puts CRIU's package of the first donor that has it, and all it depends on, into
 # DIR/archives.
 download_donor_criu() {
-  local dir=$1 archive candidate archives
+  local dir=$1 archive suite candidate archives
   archives=$(own_archives)
   [[ -n $archives ]] ||
     die "criu >= $CRIU_WANTED: no entry for $os_codename in this machine's package sources to take" \
       "the archive's address from: add one, or put a criu >= $CRIU_WANTED in PATH"
-  while read -r archive; do
-    rm -rf -- "$dir"
-    private_apt_config "$dir" "$archive"
-    quiet_apt -c "$dir/apt.conf" update || continue
-    candidate=$(apt-cache -c "$dir/apt.conf" policy criu | sed -n 's/^ *Candidate: *//p')
-    if [[ -z $candidate || $candidate == '(none)' ]] ||
-      ! dpkg --compare-versions "$candidate" ge "$CRIU_WANTED"; then
-      continue
-    fi
-    say "downloading criu $candidate of $CRIU_DONOR_SUITE and its libraries from the machine's own archive"
-    quiet_apt -c "$dir/apt.conf" --download-only install criu ||
-      die "criu $candidate: the download from $archive failed: run this again when the network is back"
-    return
-  done <<<"$archives"
-  die "criu >= $CRIU_WANTED: none of this machine's package archives serves it in $CRIU_DONOR_SUITE" \
-    "($(paste -sd' ' <<<"$archives")): make one reachable, or put a criu >= $CRIU_WANTED in PATH"
+  for suite in $CRIU_DONOR_SUITES; do
+    while read -r archive; do
+      rm -rf -- "$dir"
+      private_apt_config "$dir" "$archive" "$suite"
+      quiet_apt -c "$dir/apt.conf" update || continue
+      candidate=$(apt-cache -c "$dir/apt.conf" policy criu | sed -n 's/^ *Candidate: *//p')
+      if [[ -z $candidate || $candidate == '(none)' ]] ||
+        ! dpkg --compare-versions "$candidate" ge "$CRIU_WANTED"; then
+        continue
+      fi
+      say "downloading criu $candidate of $suite and its libraries from the machine's own archive"
+      quiet_apt -c "$dir/apt.conf" --download-only install criu ||
+        die "criu $candidate: the download from $archive failed: run this again when the network is back"
+      return
+    done <<<"$archives"
+  done
+  die "criu >= $CRIU_WANTED: none of this machine's package archives serves it in" \
+    "${CRIU_DONOR_SUITES// / or } ($(paste -sd' ' <<<"$archives")): make one reachable, or put a" \
+    "criu >= $CRIU_WANTED in PATH"
 }
 
 # assemble_criu ROOT TARGET: copies criu, its loader and exactly the libraries that this loader
@@ -324,24 +328,25 @@ download_donor_criu() {
 assemble_criu() {
   local root=$1 target=$2 binary loader libraries path
   binary=$(find "$root" -path '*/sbin/criu' -type f | head -n 1)
-  [[ -n $binary ]] || die 'the criu package of the donor suite has no sbin/criu: report this as a bug'
+  [[ -n $binary ]] || die 'the downloaded criu package has no sbin/criu: report this as a bug'
   loader=$(find "$root" -name "$(basename "$(patchelf --print-interpreter "$binary")")" -type f | head -n 1)
-  [[ -n $loader ]] || die 'the libc6 package of the donor suite has no loader: report this as a bug'
+  [[ -n $loader ]] || die 'the downloaded libc6 package has no loader: report this as a bug'
   libraries=$(dirname "$loader")
   mkdir -p "$target"/{bin,lib}
   cp -- "$loader" "$target/lib/"
   while read -r path; do
     [[ $path == "$root"/* ]] ||
-      die "criu of $CRIU_DONOR_SUITE needs $path, which its packages do not bring: report this as a bug"
+      die "the downloaded criu needs $path, which its packages do not bring: report this as a bug"
     cp -L -- "$path" "$target/lib/"
   done < <("$loader" --library-path "$libraries" --list "$binary" | awk '$2 == "=>" { print $3 }')
   cp -- "$binary" "$target/bin/criu"
+  # Tried before it is tied to the prefix, where the libraries of an older one may still be.
+  "$target/lib/$(basename "$loader")" --library-path "$target/lib" "$target/bin/criu" --version >"$target/VERSION" ||
+    die "the downloaded criu does not run from its private prefix: report this as a bug"
   # An rpath of the old kind on the program alone covers the libraries' own needs too, and comes before
   # LD_LIBRARY_PATH; the libraries stay as the distribution built them.
   patchelf --set-interpreter "$PREFIX/criu/lib/$(basename "$loader")" \
     --force-rpath --set-rpath "$PREFIX/criu/lib" "$target/bin/criu"
-  "$target/lib/$(basename "$loader")" --library-path "$target/lib" "$target/bin/criu" --version >"$target/VERSION" ||
-    die "criu of $CRIU_DONOR_SUITE does not run from its private prefix: report this as a bug"
 }
 
 # publish_criu DIR: makes a complete DIR the prefix. DIR is on the same file system, so there is never
@@ -380,7 +385,7 @@ install_criu() {
   elif [[ -n $candidate && $candidate != '(none)' ]] && dpkg --compare-versions "$candidate" ge "$CRIU_WANTED"; then
     install_packages criu
     link_criu "$(PATH=$PATH:/usr/sbin:/sbin command -v criu)"
-  elif [[ $os_id == debian && $os_codename == bookworm ]]; then
+  elif [[ $os_id == debian ]]; then
     download_donor_criu "$scratch/apt"
     local package
     for package in "$scratch"/apt/archives/*.deb; do
