@@ -51,7 +51,10 @@ sources() { files '*.cc' '*.h' '*.c' '*.cu'; }
 step_format() {
   local tool
   tool=$(pinned clang-format) || return "$SKIPPED"
-  sources | xargs -d '\n' -P "$JOBS" -n 20 "$tool" --dry-run --Werror
+  sources | xargs -d '\n' -P "$JOBS" -n 20 "$tool" --dry-run --Werror 2>&1 |
+    awk -F: '/-Wclang-format-violations/ { n[$1]++; next } /error:/ { print; n["?"]++ }
+      END { for (file in n) printf "%s: %d places\n", file, n[file]; exit length(n) > 0 }' | sort && return
+  echo "lay them out with: scripts/lint.sh --fix" && return 1
 }
 
 step_shell() { scripts_of 'ba?sh|dash' '*.sh' | xargs -d '\n' shellcheck -x -P SCRIPTDIR; }
