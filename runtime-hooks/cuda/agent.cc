@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime-hooks/cuda/agent.h"
 
+#include <algorithm>
+#include <chrono>
 #include <utility>
 #include <variant>
 
@@ -9,6 +11,14 @@
 namespace icebox::cuda {
 
 using protocol::Answer;
+
+namespace {
+
+bool is_not_initialised(const Outcome& outcome) {
+  return outcome.ending == Ending::driver_error && outcome.code == driver::kErrorNotInitialized;
+}
+
+}  // namespace
 
 Result<DriverTable*> Agent::driver() {
   if (!driver_) driver_ = ICEBOX_TRY(DriverTable::load(libcuda_));
@@ -53,15 +63,40 @@ Result<Answer> Agent::answer_query(protocol::Query query) {
 Result<Answer> Agent::act(const protocol::Action& action) {
   DriverTable* table = ICEBOX_TRY(driver());
   const CheckpointApi api = ICEBOX_TRY(table->checkpoint_api());
-  ICEBOX_TRY(table->init());
   if (!action.gpu_map.empty() && !table->can_remap_gpus()) {
     return make_error(
         Code::failed_precondition,
         "this host's NVIDIA driver cannot restore onto other GPUs: driver 580 or newer "
         "is needed");
   }
+  // Restore needs a cuInit of the caller where persistence mode is off (cuda.h). Driver 580 needs
+  // none for the rest, and it takes seconds on a host with many GPUs: too long for a pause.
+  if (action.operation == Operation::restore) ICEBOX_TRY(table->init());
   if (!operations_) operations_.emplace(api);
-  return Answer(operations_->run(action));
+  const auto begin = std::chrono::steady_clock::now();
+  std::vector<Outcome> outcomes = operations_->run(action);
+  if (table->initialised()) return Answer(std::move(outcomes));
+  // NOT_INITIALIZED is about the target ("no CUDA process"), unless it is about this caller: after
+  // a cuInit there is no doubt.
+  protocol::Action again = action;
+  again.targets.clear();
+  for (const Outcome& outcome : outcomes) {
+    if (is_not_initialised(outcome)) again.targets.push_back(outcome.target);
+  }
+  if (again.targets.empty()) return Answer(std::move(outcomes));
+  ICEBOX_TRY(table->init());
+  if (action.timeout_ms) {
+    const auto spent = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - begin);
+    again.timeout_ms = static_cast<std::uint32_t>(
+        std::max<std::int64_t>(1, std::int64_t{*action.timeout_ms} - spent.count()));
+  }
+  auto second = operations_->run(again);
+  auto next = second.begin();
+  for (Outcome& outcome : outcomes) {
+    if (is_not_initialised(outcome)) outcome = std::move(*next++);
+  }
+  return Answer(std::move(outcomes));
 }
 
 Result<Answer> Agent::handle(const protocol::Request& request) {

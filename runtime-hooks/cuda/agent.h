@@ -19,7 +19,8 @@ class Agent {
   Agent(std::string libcuda, std::string libnvidia_ml)
       : libcuda_(std::move(libcuda)), libnvidia_ml_(std::move(libnvidia_ml)) {}
 
-  /// Carries one request out. Loads the libraries and calls cuInit the first time they are needed.
+  /// Carries one request out. Loads the libraries the first time they are needed; calls cuInit for
+  /// Query::init, before a restore, and where the driver says that it needs it.
   /// Blocks as Operations::run does.
   Result<protocol::Answer> handle(const protocol::Request& request);
 

@@ -42,6 +42,8 @@ class DriverTable {
   /// cuInit(0), once: later calls return the first result. The Error says that it is the host side,
   /// names the library, the code and the way out. Blocks for 10 ms to seconds (several GPUs).
   Result<void> init();
+  /// Whether init() was called and succeeded.
+  [[nodiscard]] bool initialised() const { return init_result_ && init_result_->ok(); }
 
   /// The checkpoint API; failed_precondition where the driver is older than 570 or lacks a symbol.
   [[nodiscard]] Result<CheckpointApi> checkpoint_api() const;

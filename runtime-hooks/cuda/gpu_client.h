@@ -66,8 +66,9 @@ class GpuAgent {
   /// Driver and GPUs. Needs NVML and libcuda to load; calls cuInit only in init().
   Result<DriverInfo> info();
 
-  /// cuInit in the agent: a health probe of the host side. The Error says that it is the host side,
-  /// which library was used, and the way out. Every operation below does it first if need be.
+  /// cuInit in the agent: a health probe of the host side (10 ms with one GPU, seconds with eight).
+  /// The Error says that it is the host side, which library was used, and the way out. checkpoint()
+  /// and restore() do it first; the others only where the driver says that it needs it.
   Result<void> init();
 
   /// What NVML lists as compute processes, on all GPUs. Pids are the host's.
