@@ -45,12 +45,15 @@ template <typename T>
 Result<std::map<std::string, T>> map_from_json(const Json& object, const char* key) {
   const Json* value = json_find(object, key);
   if (value == nullptr || !value->is_object()) {
-    return make_error(Code::invalid_argument, std::string("'") + key + "' is missing or not an object");
+    return make_error(Code::invalid_argument,
+                      std::string("'") + key + "' is missing or not an object");
   }
   std::map<std::string, T> result;
   for (const auto& [name, entry] : value->items()) {
-    if (!entry.is_number_integer() || (entry.is_number_integer() && !entry.is_number_unsigned() && entry < 0)) {
-      return make_error(Code::invalid_argument, std::string("'") + key + "': '" + name + "' is not a count");
+    if (!entry.is_number_integer() ||
+        (entry.is_number_integer() && !entry.is_number_unsigned() && entry < 0)) {
+      return make_error(Code::invalid_argument,
+                        std::string("'") + key + "': '" + name + "' is not a count");
     }
     result[name] = entry.template get<T>();
   }
@@ -60,8 +63,10 @@ Result<std::map<std::string, T>> map_from_json(const Json& object, const char* k
 Result<CheckpointProcess> process_from_json(const Json& json) {
   CheckpointProcess process;
   process.host_pid = static_cast<pid_t>(ICEBOX_TRY(json_int(json, "host_pid")));
-  for (const auto pid : ICEBOX_TRY(json_ints(json, "ns_pids"))) process.ns_pids.push_back(static_cast<pid_t>(pid));
-  if (process.ns_pids.empty()) return make_error(Code::invalid_argument, "'ns_pids' of a process is empty");
+  for (const auto pid : ICEBOX_TRY(json_ints(json, "ns_pids")))
+    process.ns_pids.push_back(static_cast<pid_t>(pid));
+  if (process.ns_pids.empty())
+    return make_error(Code::invalid_argument, "'ns_pids' of a process is empty");
   process.command_line = ICEBOX_TRY(json_string(json, "command_line"));
   process.gpu_bytes = ICEBOX_TRY(json_uint(json, "gpu_bytes"));
   process.gpu_bytes_by_uuid = ICEBOX_TRY(map_from_json<std::uint64_t>(json, "gpu_bytes_by_uuid"));
@@ -72,7 +77,8 @@ template <typename T, typename F>
 Result<std::vector<T>> list_from_json(const Json& object, const char* key, F read) {
   const Json* value = json_find(object, key);
   if (value == nullptr || !value->is_array()) {
-    return make_error(Code::invalid_argument, std::string("'") + key + "' is missing or not a list");
+    return make_error(Code::invalid_argument,
+                      std::string("'") + key + "' is missing or not a list");
   }
   std::vector<T> result;
   for (const auto& item : *value) {
@@ -86,7 +92,8 @@ Result<std::vector<T>> list_from_json(const Json& object, const char* key, F rea
 Result<const Json*> section(const Json& document, const char* key) {
   const Json* value = json_find(document, key);
   if (value == nullptr || !value->is_object()) {
-    return make_error(Code::invalid_argument, std::string("'") + key + "' is missing or not an object");
+    return make_error(Code::invalid_argument,
+                      std::string("'") + key + "' is missing or not an object");
   }
   return value;
 }
@@ -100,8 +107,9 @@ Result<std::map<std::string, std::uint64_t>> scan_files(const std::string& direc
     struct stat info = {};
     if (::lstat(path.c_str(), &info) != 0) return errno_error(path);
     if (!S_ISREG(info.st_mode)) {
-      return make_error(Code::failed_precondition,
-                        path + " is not a regular file: a checkpoint directory holds regular files only");
+      return make_error(
+          Code::failed_precondition,
+          path + " is not a regular file: a checkpoint directory holds regular files only");
     }
     files[name] = static_cast<std::uint64_t>(info.st_size);
   }
@@ -111,17 +119,21 @@ Result<std::map<std::string, std::uint64_t>> scan_files(const std::string& direc
 Result<void> check_files(const std::string& directory, const CheckpointInfo& info) {
   for (const auto& [name, size] : info.files) {
     if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
-      return make_error(Code::invalid_argument, std::string(kCheckpointFile) + " lists the impossible file name '" + name + "'");
+      return make_error(
+          Code::invalid_argument,
+          std::string(kCheckpointFile) + " lists the impossible file name '" + name + "'");
     }
     const std::string path = directory + "/" + name;
     struct stat now = {};
     if (::lstat(path.c_str(), &now) != 0 || !S_ISREG(now.st_mode)) {
-      return make_error(Code::failed_precondition, "the checkpoint is incomplete: " + path + " is missing; copy it again");
+      return make_error(Code::failed_precondition,
+                        "the checkpoint is incomplete: " + path + " is missing; copy it again");
     }
     if (static_cast<std::uint64_t>(now.st_size) != size) {
       return make_error(Code::failed_precondition, "the checkpoint is damaged: " + path + " has " +
-                                                       std::to_string(now.st_size) + " bytes instead of " +
-                                                       std::to_string(size) + "; copy it again");
+                                                       std::to_string(now.st_size) +
+                                                       " bytes instead of " + std::to_string(size) +
+                                                       "; copy it again");
     }
   }
   return {};
@@ -140,41 +152,45 @@ Json checkpoint_to_json(const CheckpointInfo& info) {
   for (const auto& gpu : info.gpus) gpus.push_back(gpu_to_json(gpu));
   Json processes = Json::array();
   for (const auto& process : info.processes) processes.push_back(process_to_json(process));
-  return {{"format", kFormat},
-          {"version", {{"major", info.major}, {"minor", info.minor}}},
-          {"icebox", info.icebox_version},
-          {"created", info.created},
-          {"container", {{"id", info.container_id}, {"cgroups_path", info.cgroups_path}, {"runtime", info.runtime}}},
-          {"host",
-           {{"kernel", info.kernel},
-            {"architecture", info.architecture},
-            {"cpu_features", info.cpu_features},
-            {"criu", info.criu_version}}},
-          {"gpu",
-           {{"state", info.gpu_state},
-            {"driver", info.driver_version},
-            {"cuda", info.cuda_version},
-            {"devices", gpus},
-            {"processes", processes}}},
-          {"dump_options", info.dump_options},
-          {"left_out", info.left_out},
-          {"files", info.files},
-          {"timings_ms", info.timings_ms}};
+  return {
+      {"format", kFormat},
+      {"version", {{"major", info.major}, {"minor", info.minor}}},
+      {"icebox", info.icebox_version},
+      {"created", info.created},
+      {"container",
+       {{"id", info.container_id}, {"cgroups_path", info.cgroups_path}, {"runtime", info.runtime}}},
+      {"host",
+       {{"kernel", info.kernel},
+        {"architecture", info.architecture},
+        {"cpu_features", info.cpu_features},
+        {"criu", info.criu_version}}},
+      {"gpu",
+       {{"state", info.gpu_state},
+        {"driver", info.driver_version},
+        {"cuda", info.cuda_version},
+        {"devices", gpus},
+        {"processes", processes}}},
+      {"dump_options", info.dump_options},
+      {"left_out", info.left_out},
+      {"files", info.files},
+      {"timings_ms", info.timings_ms}};
 }
 
 Result<CheckpointInfo> checkpoint_from_json(const Json& document) {
   const auto format = json_string(document, "format");
   if (!format.ok() || *format != kFormat) {
-    return make_error(Code::invalid_argument, "not written by Icebox ('format' is not 'icebox-checkpoint')");
+    return make_error(Code::invalid_argument,
+                      "not written by Icebox ('format' is not 'icebox-checkpoint')");
   }
   CheckpointInfo info;
   const Json& version = *ICEBOX_TRY(section(document, "version"));
   info.major = static_cast<int>(ICEBOX_TRY(json_int(version, "major")));
   info.minor = static_cast<int>(ICEBOX_TRY(json_int(version, "minor")));
   if (info.major != kCheckpointMajor) {
-    return make_error(Code::failed_precondition, "format version " + std::to_string(info.major) + "." +
-                                                     std::to_string(info.minor) + " is not one this Icebox reads (" +
-                                                     std::to_string(kCheckpointMajor) + ".x): use the Icebox that made it");
+    return make_error(Code::failed_precondition,
+                      "format version " + std::to_string(info.major) + "." +
+                          std::to_string(info.minor) + " is not one this Icebox reads (" +
+                          std::to_string(kCheckpointMajor) + ".x): use the Icebox that made it");
   }
   info.icebox_version = ICEBOX_TRY(json_string(document, "icebox"));
   info.created = ICEBOX_TRY(json_string(document, "created"));
@@ -190,15 +206,17 @@ Result<CheckpointInfo> checkpoint_from_json(const Json& document) {
   const Json& gpu = *ICEBOX_TRY(section(document, "gpu"));
   info.gpu_state = ICEBOX_TRY(json_string(gpu, "state"));
   if (info.gpu_state != "none" && info.gpu_state != "inline") {
-    return make_error(Code::failed_precondition,
-                      "GPU state is stored as '" + info.gpu_state + "', which this Icebox does not know");
+    return make_error(Code::failed_precondition, "GPU state is stored as '" + info.gpu_state +
+                                                     "', which this Icebox does not know");
   }
   info.driver_version = ICEBOX_TRY(json_string(gpu, "driver"));
   info.cuda_version = static_cast<int>(ICEBOX_TRY(json_int(gpu, "cuda")));
   info.gpus = ICEBOX_TRY(list_from_json<CheckpointGpu>(gpu, "devices", gpu_from_json));
-  info.processes = ICEBOX_TRY(list_from_json<CheckpointProcess>(gpu, "processes", process_from_json));
+  info.processes =
+      ICEBOX_TRY(list_from_json<CheckpointProcess>(gpu, "processes", process_from_json));
   if (info.gpu_state == "none" && !info.processes.empty()) {
-    return make_error(Code::invalid_argument, "lists CUDA processes but says that there is no GPU state");
+    return make_error(Code::invalid_argument,
+                      "lists CUDA processes but says that there is no GPU state");
   }
   info.dump_options = ICEBOX_TRY(json_strings(document, "dump_options"));
   info.left_out = ICEBOX_TRY(json_strings(document, "left_out"));
@@ -212,12 +230,14 @@ Result<CheckpointDirectory> read_checkpoint_directory(const std::string& directo
   CheckpointDirectory result;
   if (!exists(sealed)) {
     if (exists(directory + "/" + kPartialCheckpointFile)) {
-      return make_error(Code::failed_precondition,
-                        directory + " holds an unfinished checkpoint (it ended before it was sealed): take it again");
+      return make_error(
+          Code::failed_precondition,
+          directory +
+              " holds an unfinished checkpoint (it ended before it was sealed): take it again");
     }
     if (!exists(directory + "/inventory.img")) {
-      return make_error(Code::invalid_argument, directory + " holds no checkpoint (neither " + kCheckpointFile +
-                                                    " nor CRIU's inventory.img)");
+      return make_error(Code::invalid_argument, directory + " holds no checkpoint (neither " +
+                                                    kCheckpointFile + " nor CRIU's inventory.img)");
     }
     result.plain = true;
     return result;

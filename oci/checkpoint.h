@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The model of a checkpoint directory: flat regular files, CRIU's images plus `icebox.json`, which is the authority on
-// what the directory holds. A directory is a checkpoint of Icebox once icebox.json is there under its final name; while
-// one is being made it holds icebox.json.partial instead and must not be restored.
+// The model of a checkpoint directory: flat regular files, CRIU's images plus `icebox.json`, which
+// is the authority on what the directory holds. A directory is a checkpoint of Icebox once
+// icebox.json is there under its final name; while one is being made it holds icebox.json.partial
+// instead and must not be restored.
 #pragma once
 
 #include <sys/types.h>
@@ -34,10 +35,12 @@ struct CheckpointGpu {
 
 // A process whose GPU state is in the checkpoint.
 struct CheckpointProcess {
-  pid_t host_pid = 0;           // at the time of the checkpoint
-  std::vector<pid_t> ns_pids;   // from the container's pid namespace inwards; how it is found again after the restore
+  pid_t host_pid = 0;          // at the time of the checkpoint
+  std::vector<pid_t> ns_pids;  // from the container's pid namespace inwards; how it is found again
+                               // after the restore
   std::string command_line;
-  std::uint64_t gpu_bytes = 0;  // in use on all GPUs when it was suspended; 0 when the driver did not tell
+  std::uint64_t gpu_bytes =
+      0;  // in use on all GPUs when it was suspended; 0 when the driver did not tell
   std::map<std::string, std::uint64_t> gpu_bytes_by_uuid;
 };
 
@@ -48,8 +51,9 @@ struct CheckpointInfo {
   std::string created;  // RFC 3339
 
   std::string container_id;
-  std::string cgroups_path;  // linux.cgroupsPath of the checkpointed container, empty when it had none
-  std::string runtime;       // program name of the OCI runtime
+  std::string
+      cgroups_path;     // linux.cgroupsPath of the checkpointed container, empty when it had none
+  std::string runtime;  // program name of the OCI runtime
 
   std::string kernel;
   std::string architecture;
@@ -58,15 +62,17 @@ struct CheckpointInfo {
 
   std::string gpu_state;  // "none", or "inline": GPU bytes are inside CRIU's pages-*.img
   std::string driver_version;
-  int cuda_version = 0;  // as cuDriverGetVersion() counts: 13000
-  std::vector<CheckpointGpu> gpus;            // all GPUs of the host, in the driver's order
-  std::vector<CheckpointProcess> processes;   // CUDA processes
+  int cuda_version = 0;                      // as cuDriverGetVersion() counts: 13000
+  std::vector<CheckpointGpu> gpus;           // all GPUs of the host, in the driver's order
+  std::vector<CheckpointProcess> processes;  // CUDA processes
 
-  std::vector<std::string> dump_options;  // OCI runtime flags that the restore needs again, e.g. "--file-locks"
-  std::vector<std::string> left_out;      // command lines of processes CRIU does not save (exec'ed into the container)
+  std::vector<std::string>
+      dump_options;  // OCI runtime flags that the restore needs again, e.g. "--file-locks"
+  std::vector<std::string>
+      left_out;  // command lines of processes CRIU does not save (exec'ed into the container)
 
-  std::map<std::string, std::uint64_t> files;       // name -> bytes of every other file in the directory
-  std::map<std::string, std::int64_t> timings_ms;   // phase -> milliseconds
+  std::map<std::string, std::uint64_t> files;  // name -> bytes of every other file in the directory
+  std::map<std::string, std::int64_t> timings_ms;  // phase -> milliseconds
 
   // Sum of gpu_bytes.
   [[nodiscard]] std::uint64_t gpu_bytes() const;
@@ -75,23 +81,26 @@ struct CheckpointInfo {
 // The JSON form, with every field.
 Json checkpoint_to_json(const CheckpointInfo& info);
 
-// Strict about what it uses: a missing or mistyped member, another format or major version is an Error that names it.
+// Strict about what it uses: a missing or mistyped member, another format or major version is an
+// Error that names it.
 Result<CheckpointInfo> checkpoint_from_json(const Json& document);
 
-// What `directory` is. `plain`: CRIU images without icebox.json (made by another shim). Fails when it is neither, when
-// it is an unfinished checkpoint, or when icebox.json is damaged or files it lists are missing or of another size.
+// What `directory` is. `plain`: CRIU images without icebox.json (made by another shim). Fails when
+// it is neither, when it is an unfinished checkpoint, or when icebox.json is damaged or files it
+// lists are missing or of another size.
 struct CheckpointDirectory {
   bool plain = false;
   CheckpointInfo info;  // empty when plain
 };
 Result<CheckpointDirectory> read_checkpoint_directory(const std::string& directory);
 
-// Begins a checkpoint in `directory` (created if needed): removes an old icebox.json and leaves icebox.json.partial, so
-// that the directory counts as unfinished from here on.
+// Begins a checkpoint in `directory` (created if needed): removes an old icebox.json and leaves
+// icebox.json.partial, so that the directory counts as unfinished from here on.
 Result<void> begin_checkpoint(const std::string& directory);
 
-// Lists the files of `directory`, fsyncs them all, and writes `info` (its `files` filled in here) under its final name,
-// durable: the last step of a checkpoint. Refuses anything but regular files. Blocks on the disk.
+// Lists the files of `directory`, fsyncs them all, and writes `info` (its `files` filled in here)
+// under its final name, durable: the last step of a checkpoint. Refuses anything but regular files.
+// Blocks on the disk.
 Result<void> sync_checkpoint_files(const std::string& directory, CheckpointInfo& info);
 Result<void> seal_checkpoint(const std::string& directory, const CheckpointInfo& info);
 

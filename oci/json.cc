@@ -12,20 +12,23 @@ constexpr std::size_t kMaxDocument = 16 * 1024 * 1024;
 constexpr int kMaxDepth = 64;
 
 Error wrong(const char* key, const char* expected) {
-  return make_error(Code::invalid_argument, std::string("'") + key + "' is missing or not " + expected);
+  return make_error(Code::invalid_argument,
+                    std::string("'") + key + "' is missing or not " + expected);
 }
 
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, std::string_view what) {
-  if (text.size() > kMaxDocument) return make_error(Code::resource_exhausted, std::string(what) + ": too large");
+  if (text.size() > kMaxDocument)
+    return make_error(Code::resource_exhausted, std::string(what) + ": too large");
   bool too_deep = false;
   const auto watch_depth = [&](int depth, Json::parse_event_t, Json&) {
     if (depth > kMaxDepth) too_deep = true;
     return !too_deep;
   };
   Json document = Json::parse(text.begin(), text.end(), watch_depth, /*allow_exceptions=*/false);
-  if (too_deep) return make_error(Code::invalid_argument, std::string(what) + ": nested too deeply");
+  if (too_deep)
+    return make_error(Code::invalid_argument, std::string(what) + ": nested too deeply");
   if (document.is_discarded()) {
     return make_error(Code::invalid_argument, std::string(what) + ": not a complete JSON document");
   }
@@ -53,7 +56,8 @@ Result<std::int64_t> json_int(const Json& object, const char* key) {
   const Json* value = json_find(object, key);
   if (value == nullptr || !value->is_number_integer()) return wrong(key, "an integer");
   if (const auto* u = value->get_ptr<const std::uint64_t*>()) {
-    if (*u > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return wrong(key, "an integer");
+    if (*u > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+      return wrong(key, "an integer");
     return static_cast<std::int64_t>(*u);
   }
   return *value->get_ptr<const std::int64_t*>();
@@ -96,8 +100,12 @@ Result<std::vector<std::int64_t>> json_ints(const Json& object, const char* key)
   return result;
 }
 
-std::string json_text(const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); }
+std::string json_text(const Json& value) {
+  return value.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
-std::string json_pretty(const Json& value) { return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string json_pretty(const Json& value) {
+  return value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 }  // namespace icebox

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "oci/base/result.h"
 
@@ -13,14 +14,16 @@ namespace icebox {
 
 using Json = nlohmann::json;
 
-// Parses a whole JSON document of at most 16 MiB and 64 levels; `what` names it in the error, which also gives the byte
-// offset. Never throws. Duplicate keys keep the last value (RFC 8259 leaves it open; encoding/json does the same).
+// Parses a whole JSON document of at most 16 MiB and 64 levels; `what` names it in the error, which
+// also gives the byte offset. Never throws. Duplicate keys keep the last value (RFC 8259 leaves it
+// open; encoding/json does the same).
 Result<Json> parse_json(std::string_view text, std::string_view what);
 
 // Reads and parses a file. not_found when it is missing.
 Result<Json> read_json_file(const std::string& path);
 
-// Checked access to a member of an object: the Error names `key` and what was expected. No exception, no insertion.
+// Checked access to a member of an object: the Error names `key` and what was expected. No
+// exception, no insertion.
 Result<std::string> json_string(const Json& object, const char* key);
 Result<std::int64_t> json_int(const Json& object, const char* key);
 Result<std::uint64_t> json_uint(const Json& object, const char* key);

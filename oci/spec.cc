@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oci/spec.h"
 
+#include "oci/base/strings.h"
+
 namespace icebox {
 namespace {
 
@@ -43,8 +45,10 @@ Result<void> set_spec_cgroups_path(Json& spec, const std::string& path) {
   return {};
 }
 
-std::optional<std::string> rewritten_cgroups_path(const std::string& spec_path, const std::string& checkpointed_path,
-                                                  const std::string& old_id, const std::string& new_id) {
+std::optional<std::string> rewritten_cgroups_path(const std::string& spec_path,
+                                                  const std::string& checkpointed_path,
+                                                  const std::string& old_id,
+                                                  const std::string& new_id) {
   if (spec_path.empty() || spec_path != checkpointed_path || old_id == new_id) return std::nullopt;
   const auto cut = spec_path.find_last_of("/:");
   const std::string last = cut == std::string::npos ? spec_path : spec_path.substr(cut + 1);
@@ -52,6 +56,25 @@ std::optional<std::string> rewritten_cgroups_path(const std::string& spec_path, 
   if (last == old_id) return parent + new_id;
   // Some other naming scheme of the caller: keep its parent, never share its last part.
   return parent + last + "-" + new_id;
+}
+
+std::string unified_cgroup_path(const std::string& cgroups_path) {
+  if (cgroups_path.starts_with("/")) return cgroups_path;
+  const auto parts = split(cgroups_path, ':', SplitEmpty::keep);
+  if (parts.size() != 3) return {};
+  std::string slice(parts[0].empty() ? std::string_view("system.slice") : parts[0]);
+  if (!slice.ends_with(".slice")) return {};
+  // systemd.slice(5): "a-b.slice" lies in "a.slice"; "-.slice" is the root.
+  std::string path;
+  slice.resize(slice.size() - std::string_view(".slice").size());
+  if (slice != "-") {
+    for (auto dash = slice.find('-'); dash != std::string::npos; dash = slice.find('-', dash + 1)) {
+      path += "/" + slice.substr(0, dash) + ".slice";
+    }
+    path += "/" + slice + ".slice";
+  }
+  const std::string prefix(parts[1]);
+  return path + "/" + (prefix.empty() ? "" : prefix + "-") + std::string(parts[2]) + ".scope";
 }
 
 SpecMemory spec_memory(const Json& spec) {

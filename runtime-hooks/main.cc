@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// icebox-runc: runc's command line in front of an OCI runtime. It handles checkpoint, restore, pause, resume, kill and
-// delete itself, guards the commands that could disturb one of them, and hands everything else through by exec.
+// icebox-runc: runc's command line in front of an OCI runtime. It handles checkpoint, restore,
+// pause, resume, kill and delete itself, guards the commands that could disturb one of them, and
+// hands everything else through by exec.
 #include <fcntl.h>
 #include <signal.h>
 
@@ -15,7 +16,7 @@
 #include "oci/base/log.h"
 #include "oci/base/strings.h"
 #include "runtime-hooks/checkpoint/operations.h"
-#include "runtime-hooks/criu/pre_resume.h"
+#include "runtime-hooks/criu/restore_script.h"
 #include "runtime-hooks/runtime/args.h"
 #include "runtime-hooks/runtime/config.h"
 
@@ -24,22 +25,27 @@ namespace {
 
 // Commands that end or look at containers must work even if the configuration cannot be read.
 bool works_without_config(const std::string& command) {
-  return command == "kill" || command == "delete" || command == "state" || command == "ps" || command == "list";
+  return command == "kill" || command == "delete" || command == "state" || command == "ps" ||
+         command == "list";
 }
 
-bool is_guarded(const std::string& command) { return command == "exec" || command == "start" || command == "update"; }
+bool is_guarded(const std::string& command) {
+  return command == "exec" || command == "start" || command == "update";
+}
 
 bool is_handled(const std::string& command) {
-  return command == "checkpoint" || command == "restore" || command == "pause" || command == "resume" ||
-         command == "kill" || command == "delete";
+  return command == "checkpoint" || command == "restore" || command == "pause" ||
+         command == "resume" || command == "kill" || command == "delete";
 }
 
-// The first argument of exec, start, update that is no option cannot be found without knowing all their options: the id
-// is the only word that names a container Icebox has a state directory for.
-Result<void> guard_any(Engine& engine, const std::string& command, const std::vector<std::string>& rest) {
+// The first argument of exec, start, update that is no option cannot be found without knowing all
+// their options: the id is the only word that names a container Icebox has a state directory for.
+Result<void> guard_any(Engine& engine, const std::string& command,
+                       const std::vector<std::string>& rest) {
   for (const auto& word : rest) {
     if (word.empty() || word[0] == '-' || word.find('/') != std::string::npos) continue;
-    const auto state = ContainerState::locate(engine.config.state_dir, engine.invocation.root, word);
+    const auto state =
+        ContainerState::locate(engine.config.state_dir, engine.invocation.root, word);
     if (!state.ok() || !state->present()) continue;
     CommandArgs args;
     args.positional.push_back(word);
@@ -79,7 +85,8 @@ int run_engine(const std::vector<std::string>& arguments) {
   auto config = load_config();
   Config usable = config.ok() ? *config : Config();
   if (!config.ok()) {
-    if (const char* runtime = std::getenv(kRuntimeVariable); runtime != nullptr && *runtime != '\0') usable.runtime = runtime;
+    if (const char* runtime = std::getenv(kRuntimeVariable); runtime != nullptr && *runtime != '\0')
+      usable.runtime = runtime;
   }
   auto invocation = parse_invocation(arguments, usable.runtime);
   if (!invocation.ok()) return fail(invocation.error(), false);
@@ -111,6 +118,7 @@ int run_engine(const std::vector<std::string>& arguments) {
 
 int main(int argc, char** argv) {
   const std::string_view self = argv[0];
-  if (self.substr(self.rfind('/') + 1) == icebox::criu::kPreResumeName) return icebox::criu::pre_resume_main();
+  if (self.substr(self.rfind('/') + 1) == icebox::criu::kScriptName)
+    return icebox::criu::restore_script_main(argv[0]);
   return icebox::engine::run_engine(std::vector<std::string>(argv + 1, argv + argc));
 }

@@ -38,9 +38,11 @@ std::string action_for(std::string_view point) {
 
 Result<void> reach(const char* point) {
   const std::string action = action_for(point);
-  if (action == "fail") return make_error(Code::unknown, std::string("fault point ") + point + " failed on request");
+  if (action == "fail")
+    return make_error(Code::unknown, std::string("fault point ") + point + " failed on request");
   if (action == "kill") ::kill(::getpid(), SIGKILL);
-  if (action.starts_with("sleep:")) sleep_ms(parse_u64(std::string_view(action).substr(6)).value_or(0));
+  if (action.starts_with("sleep:"))
+    sleep_ms(parse_u64(std::string_view(action).substr(6)).value_or(0));
   while (action == "hang" && action_for(point) == "hang") sleep_ms(20);
   return {};
 }

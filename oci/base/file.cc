@@ -59,7 +59,8 @@ Result<void> remove_children(UniqueFd dir_fd, const std::string& path, dev_t dev
     UniqueFd sub(::openat(fd, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (!sub) return errno_error(child);
     ICEBOX_TRY(remove_children(std::move(sub), child, device));
-    if (::unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) return errno_error(child);
+    if (::unlinkat(fd, name.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT)
+      return errno_error(child);
   }
 }
 
@@ -85,7 +86,8 @@ Result<std::string> read_all(int fd, std::size_t max_bytes) {
     if (n == 0) return data;
     data.append(buffer, static_cast<std::size_t>(n));
     if (data.size() > max_bytes) {
-      return make_error(Code::resource_exhausted, "longer than " + std::to_string(max_bytes) + " bytes");
+      return make_error(Code::resource_exhausted,
+                        "longer than " + std::to_string(max_bytes) + " bytes");
     }
   }
 }
@@ -124,7 +126,8 @@ Result<void> sync_path(const std::string& path) {
   return {};
 }
 
-Result<void> write_file_atomic(const std::string& path, std::string_view data, mode_t mode, Durable durable) {
+Result<void> write_file_atomic(const std::string& path, std::string_view data, mode_t mode,
+                               Durable durable) {
   const std::string temporary = path + ".tmp" + std::to_string(::getpid());
   auto fd = ICEBOX_TRY(open_file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, mode));
   ScopeGuard cleanup([&] { ::unlink(temporary.c_str()); });
@@ -200,11 +203,13 @@ Result<std::string> find_program(const std::string& name) {
     return errno_error(name);
   }
   const char* path = std::getenv("PATH");
-  const std::string search = path != nullptr ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+  const std::string search =
+      path != nullptr ? path : "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
   for (const auto folder : split(search, ':', SplitEmpty::drop)) {
     std::string candidate = std::string(folder) + "/" + name;
     struct stat info = {};
-    if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(candidate.c_str(), X_OK) == 0) {
+    if (::stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
+        ::access(candidate.c_str(), X_OK) == 0) {
       return candidate;
     }
   }

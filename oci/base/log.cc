@@ -50,7 +50,8 @@ std::size_t utf8_length(std::string_view text) {
 bool needs_quotes(std::string_view text) {
   if (text.empty()) return true;
   for (const char c : text) {
-    if (c <= ' ' || c == '"' || c == '=' || c == '\\' || static_cast<unsigned char>(c) >= 0x7f) return true;
+    if (c <= ' ' || c == '"' || c == '=' || c == '\\' || static_cast<unsigned char>(c) >= 0x7f)
+      return true;
   }
   return false;
 }
@@ -58,13 +59,14 @@ bool needs_quotes(std::string_view text) {
 std::string format_line(Level level, std::string_view message, Fields fields) {
   std::string line;
   if (sink_format.load() == Format::json) {
-    line = "{\"level\":\"" + std::string(level_name(level)) + "\",\"msg\":" + json_quote(message) + ",\"time\":\"" +
-           timestamp() + "\"";
+    line = "{\"level\":\"" + std::string(level_name(level)) + "\",\"msg\":" + json_quote(message) +
+           ",\"time\":\"" + timestamp() + "\"";
     for (const auto& [key, value] : fields) line += "," + json_quote(key) + ":" + json_quote(value);
     line += "}\n";
     return line;
   }
-  line = "time=\"" + timestamp() + "\" level=" + std::string(level_name(level)) + " msg=" + json_quote(message);
+  line = "time=\"" + timestamp() + "\" level=" + std::string(level_name(level)) +
+         " msg=" + json_quote(message);
   for (const auto& [key, value] : fields) {
     line += " " + std::string(key) + "=" + (needs_quotes(value) ? json_quote(value) : value);
   }
@@ -86,7 +88,8 @@ void write(Level level, std::string_view message, Fields fields) {
   const int saved_errno = errno;
   std::string line;
   const unsigned lost = dropped.exchange(0);
-  if (lost > 0) line = format_line(Level::warn, std::to_string(lost) + " log lines were dropped", {});
+  if (lost > 0)
+    line = format_line(Level::warn, std::to_string(lost) + " log lines were dropped", {});
   line += format_line(level, message, fields);
   ssize_t n = -1;
   do {
@@ -115,7 +118,8 @@ std::string json_quote(std::string_view text) {
       out += "\\t";
     } else if (static_cast<unsigned char>(c) < 0x20) {
       char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(static_cast<unsigned char>(c)));
+      std::snprintf(buffer, sizeof buffer, "\\u%04x",
+                    static_cast<unsigned>(static_cast<unsigned char>(c)));
       out += buffer;
     } else {
       out += text.substr(0, length);

@@ -57,7 +57,8 @@ bool PidRef::alive() const { return !wait_end(std::chrono::milliseconds(0)); }
 bool PidRef::wait_end(std::chrono::milliseconds timeout) const {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
     struct pollfd entry = {fd_.get(), POLLIN, 0};
     const int n = ::poll(&entry, 1, static_cast<int>(left.count() > 0 ? left.count() : 0));
     if (n > 0) return true;

@@ -9,8 +9,8 @@
 
 namespace icebox {
 
-// What kind of failure an Error is: the subset of gRPC codes that containerd gives a meaning to. Only shim/ttrpc
-// turns it into a number on the wire.
+// What kind of failure an Error is: the subset of gRPC codes that containerd gives a meaning to.
+// Only shim/ttrpc turns it into a number on the wire.
 enum class Code {
   unknown,
   invalid_argument,
@@ -24,8 +24,9 @@ enum class Code {
   cancelled,
 };
 
-// A failure that a caller or user can do something about. The message is one lower-case sentence without a final
-// period that names the thing and, where there is one, the way out. sys_errno is 0 when no system call failed.
+// A failure that a caller or user can do something about. The message is one lower-case sentence
+// without a final period that names the thing and, where there is one, the way out. sys_errno is 0
+// when no system call failed.
 struct Error {
   Code code = Code::unknown;
   std::string message;
@@ -41,17 +42,20 @@ std::string_view to_string(Code code);
 // An Error of the given kind.
 Error make_error(Code code, std::string message);
 
-// An Error from errno: "WHAT: strerror". ENOENT and ESRCH become not_found, EEXIST already_exists, everything else
-// unknown. Reads errno once, at the call; pass `err` to use another value.
+// An Error from errno: "WHAT: strerror". ENOENT and ESRCH become not_found, EEXIST already_exists,
+// everything else unknown. Reads errno once, at the call; pass `err` to use another value.
 Error errno_error(std::string_view what, int err);
 Error errno_error(std::string_view what);
 
-// Either a T or an Error. Ignoring one is a compile-time warning. Accessing the wrong side aborts (programmer error).
+// Either a T or an Error. Ignoring one is a compile-time warning. Accessing the wrong side aborts
+// (programmer error).
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}        // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}    // NOLINT(google-explicit-constructor)
+  Result(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   [[nodiscard]] bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
@@ -69,7 +73,9 @@ class [[nodiscard]] Result {
   [[nodiscard]] Error&& error() && { return std::get<1>(std::move(state_)); }
 
   // The value, or `fallback` when this is an Error.
-  [[nodiscard]] T value_or(T fallback) && { return ok() ? std::get<0>(std::move(state_)) : std::move(fallback); }
+  [[nodiscard]] T value_or(T fallback) && {
+    return ok() ? std::get<0>(std::move(state_)) : std::move(fallback);
+  }
 
   // This result with "PREFIX: " before the message if it is an Error.
   [[nodiscard]] Result context(std::string_view prefix) && {
@@ -105,13 +111,14 @@ class [[nodiscard]] Result<void> {
 
 }  // namespace icebox
 
-// Evaluates a Result expression; on failure returns its Error from the enclosing function, else yields the value:
+// Evaluates a Result expression; on failure returns its Error from the enclosing function, else
+// yields the value:
 //   auto text = ICEBOX_TRY(read_file(path, 4096));
 #define ICEBOX_TRY(expression) ICEBOX_TRY_NAMED_(expression, __COUNTER__)
 #define ICEBOX_TRY_NAMED_(expression, number) ICEBOX_TRY_IMPL_(expression, number)
-#define ICEBOX_TRY_IMPL_(expression, number)                                                     \
-  ({                                                                                             \
-    auto icebox_result_##number = (expression);                                                  \
-    if (!icebox_result_##number.ok()) return std::move(icebox_result_##number).error();          \
-    std::move(icebox_result_##number).value();                                                   \
+#define ICEBOX_TRY_IMPL_(expression, number)                                            \
+  ({                                                                                    \
+    auto icebox_result_##number = (expression);                                         \
+    if (!icebox_result_##number.ok()) return std::move(icebox_result_##number).error(); \
+    std::move(icebox_result_##number).value();                                          \
   })

@@ -5,7 +5,8 @@
 
 namespace icebox {
 
-// Runs a callable when the scope ends, unless dismissed. For undo steps and releases that have no owning type.
+// Runs a callable when the scope ends, unless dismissed. For undo steps and releases that have no
+// owning type.
 template <typename F>
 class [[nodiscard]] ScopeGuard {
  public:

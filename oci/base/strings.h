@@ -21,7 +21,8 @@ std::string_view trim(std::string_view text);
 // Parts joined by `separator`.
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-// A decimal number with nothing before or after it; invalid_argument otherwise or when it does not fit.
+// A decimal number with nothing before or after it; invalid_argument otherwise or when it does not
+// fit.
 Result<std::uint64_t> parse_u64(std::string_view text);
 Result<std::int64_t> parse_i64(std::string_view text);
 

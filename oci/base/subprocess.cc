@@ -59,11 +59,13 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-// Moves every source out of the way of every target first, so that a swap such as {0->1, 1->0} works.
+// Moves every source out of the way of every target first, so that a swap such as {0->1, 1->0}
+// works.
 bool install_fds(ChildPlan& plan) {
   int floor = plan.report_fd + 1;
   for (const auto& [from, to] : plan.fds) floor = std::max({floor, to + 1, from + 1});
-  // The report pipe too: a target such as 5 may be its number, and a failed exec would look like a started program.
+  // The report pipe too: a target such as 5 may be its number, and a failed exec would look like a
+  // started program.
   const int report_fd = ::fcntl(plan.report_fd, F_DUPFD_CLOEXEC, floor);
   if (report_fd < 0) return false;
   plan.report_fd = report_fd;
@@ -90,7 +92,8 @@ bool install_fds(ChildPlan& plan) {
   if (command.new_session) ::setsid();
   if (command.private_mounts) {
     if (::unshare(CLONE_NEWNS) != 0) fail_child(plan.report_fd, 'u');
-    if (::mount(nullptr, "/", nullptr, MS_SLAVE | MS_REC, nullptr) != 0) fail_child(plan.report_fd, 'm');
+    if (::mount(nullptr, "/", nullptr, MS_SLAVE | MS_REC, nullptr) != 0)
+      fail_child(plan.report_fd, 'm');
   }
   if (!command.cwd.empty() && ::chdir(command.cwd.c_str()) != 0) fail_child(plan.report_fd, 'c');
   if (!install_fds(plan)) fail_child(plan.report_fd, 'f');
@@ -120,7 +123,8 @@ bool drain(Capture& capture, std::size_t limit) {
     if (capture.tail) {
       append_tail(*capture.text, buffer, static_cast<std::size_t>(n), limit);
     } else if (capture.text->size() < limit) {
-      capture.text->append(buffer, std::min(static_cast<std::size_t>(n), limit - capture.text->size()));
+      capture.text->append(buffer,
+                           std::min(static_cast<std::size_t>(n), limit - capture.text->size()));
     }
   }
 }
@@ -150,7 +154,8 @@ Result<Child> spawn(const Command& command) {
   if (!command.inherit_stdio) {
     null_fd = ICEBOX_TRY(open_file("/dev/null", O_RDWR));
     for (int fd = 0; fd <= 2; ++fd) {
-      const bool named = std::any_of(plan.fds.begin(), plan.fds.end(), [&](const auto& m) { return m.second == fd; });
+      const bool named = std::any_of(plan.fds.begin(), plan.fds.end(),
+                                     [&](const auto& m) { return m.second == fd; });
       if (!named) plan.fds.emplace_back(null_fd.get(), fd);
     }
   }
@@ -195,7 +200,8 @@ Result<Output> run(const Command& command, const RunOptions& options) {
   std::vector<Capture> captures;
   std::vector<UniqueFd> child_ends;
   for (const int fd : {1, 2}) {
-    const bool named = std::any_of(piped.fds.begin(), piped.fds.end(), [&](const auto& m) { return m.second == fd; });
+    const bool named = std::any_of(piped.fds.begin(), piped.fds.end(),
+                                   [&](const auto& m) { return m.second == fd; });
     if (named || piped.inherit_stdio) continue;
     auto [read_end, write_end] = ICEBOX_TRY(make_pipe());
     ::fcntl(read_end.get(), F_SETFL, O_NONBLOCK);
@@ -215,8 +221,8 @@ Result<Output> run(const Command& command, const RunOptions& options) {
     for (const auto& capture : captures) entries.push_back({capture.fd.get(), POLLIN, 0});
     int timeout = -1;
     if (options.deadline && !timed_out) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(start + *options.deadline -
-                                                                              std::chrono::steady_clock::now());
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          start + *options.deadline - std::chrono::steady_clock::now());
       timeout = static_cast<int>(std::max<std::int64_t>(left.count(), 0));
     }
     const int n = ::poll(entries.data(), entries.size(), timeout);
@@ -235,8 +241,9 @@ Result<Output> run(const Command& command, const RunOptions& options) {
   }
   output.wait_status = ICEBOX_TRY(wait_status(child.process));
   if (timed_out) {
-    return make_error(Code::deadline_exceeded,
-                      command.argv[0] + " did not end within " + std::to_string(options.deadline->count()) + " ms");
+    return make_error(Code::deadline_exceeded, command.argv[0] + " did not end within " +
+                                                   std::to_string(options.deadline->count()) +
+                                                   " ms");
   }
   return output;
 }

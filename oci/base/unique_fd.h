@@ -7,8 +7,8 @@
 
 namespace icebox {
 
-// Owns one file descriptor and closes it. Never converts to int by itself, so that an fd cannot be stored twice by
-// accident: use get() to lend it, release() to give it away.
+// Owns one file descriptor and closes it. Never converts to int by itself, so that an fd cannot be
+// stored twice by accident: use get() to lend it, release() to give it away.
 class UniqueFd {
  public:
   UniqueFd() = default;
@@ -30,7 +30,8 @@ class UniqueFd {
   // Gives ownership to the caller.
   [[nodiscard]] int release() { return std::exchange(fd_, -1); }
 
-  // Closes what is owned (errors of close are not reported: nothing can be done) and owns `fd` instead.
+  // Closes what is owned (errors of close are not reported: nothing can be done) and owns `fd`
+  // instead.
   void reset(int fd = -1) {
     const int old = std::exchange(fd_, fd);
     if (old >= 0) ::close(old);

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "oci/checkpoint.h"
+
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -10,7 +12,6 @@
 #include "oci/base/file.h"
 #include "oci/base/log.h"
 #include "oci/base/strings.h"
-#include "oci/checkpoint.h"
 #include "oci/spec.h"
 #include "runtime-hooks/checkpoint/compatibility.h"
 #include "runtime-hooks/checkpoint/gpu_hold.h"
@@ -22,12 +23,13 @@ namespace icebox::engine {
 namespace {
 
 // Options of `checkpoint` that the restore needs again.
-constexpr std::array kRestoreOptions = {std::string_view("tcp-established"), std::string_view("ext-unix-sk"),
-                                        std::string_view("shell-job"), std::string_view("file-locks"),
-                                        std::string_view("empty-ns")};
+constexpr std::array kRestoreOptions = {
+    std::string_view("tcp-established"), std::string_view("ext-unix-sk"),
+    std::string_view("shell-job"), std::string_view("file-locks"), std::string_view("empty-ns")};
 // Options that leave pages out of the directory or make it more than flat files.
 constexpr std::array kUnsupported = {std::string_view("pre-dump"), std::string_view("lazy-pages"),
-                                     std::string_view("page-server"), std::string_view("parent-path")};
+                                     std::string_view("page-server"),
+                                     std::string_view("parent-path")};
 
 std::vector<std::string> words(const Option& option) {
   if (option.value) return {"--" + option.name, *option.value};
@@ -63,8 +65,10 @@ Result<void> describe_gpu(Dump& dump) {
   info.driver_version = driver.driver_version;
   info.cuda_version = driver.cuda_version;
   for (const auto& gpu : driver.gpus) {
-    info.gpus.push_back({gpu.uuid, gpu.name, gpu.total_bytes,
-                         std::to_string(gpu.compute_major) + "." + std::to_string(gpu.compute_minor), gpu.pci_bus_id});
+    info.gpus.push_back(
+        {gpu.uuid, gpu.name, gpu.total_bytes,
+         std::to_string(gpu.compute_major) + "." + std::to_string(gpu.compute_minor),
+         gpu.pci_bus_id});
   }
   const auto usage = ICEBOX_TRY(agent->processes());
   const std::size_t depth = dump.view.init.ns_pids.size();
@@ -75,9 +79,12 @@ Result<void> describe_gpu(Dump& dump) {
     entry.host_pid = target.pid;
     entry.command_line = process.command_line;
     if (process.ns_pids.size() < depth || depth == 0) {
-      return make_error(Code::failed_precondition, "process " + std::to_string(target.pid) + " is outside of the container's pid namespace");
+      return make_error(
+          Code::failed_precondition,
+          "process " + std::to_string(target.pid) + " is outside of the container's pid namespace");
     }
-    entry.ns_pids.assign(process.ns_pids.begin() + static_cast<std::ptrdiff_t>(depth - 1), process.ns_pids.end());
+    entry.ns_pids.assign(process.ns_pids.begin() + static_cast<std::ptrdiff_t>(depth - 1),
+                         process.ns_pids.end());
     for (const auto& use : usage) {
       if (use.pid != target.pid) continue;
       const auto bytes = use.used_bytes.value_or(0);
@@ -104,18 +111,22 @@ void describe_host(Dump& dump, const HostFacts& host) {
   info.cpu_features = host.cpu_features;
   info.criu_version = criu::to_string(dump.criu.version);
   for (const auto& option : dump.args.options) {
-    if (std::find(kRestoreOptions.begin(), kRestoreOptions.end(), option.name) == kRestoreOptions.end()) continue;
+    if (std::find(kRestoreOptions.begin(), kRestoreOptions.end(), option.name) ==
+        kRestoreOptions.end())
+      continue;
     for (auto& word : words(option)) info.dump_options.push_back(std::move(word));
   }
 }
 
-// What makes a checkpoint impossible and can be found out by looking only. Done before the container is touched, and
-// once more when it is frozen, because processes may have come in between.
+// What makes a checkpoint impossible and can be found out by looking only. Done before the
+// container is touched, and once more when it is frozen, because processes may have come in
+// between.
 Result<std::vector<Surveyed>> preflight(Dump& dump) {
   dump.info.left_out.clear();
   const auto surveyed = ICEBOX_TRY(survey_gpu_use(dump.session, dump.view.cgroup));
   for (const auto& entry : surveyed) {
-    if (entry.what.treatment == cuda::Treatment::refuse) return make_error(Code::failed_precondition, entry.what.reason);
+    if (entry.what.treatment == cuda::Treatment::refuse)
+      return make_error(Code::failed_precondition, entry.what.reason);
   }
   const auto pids = ICEBOX_TRY(dump.view.cgroup.processes());
   const auto processes = ICEBOX_TRY(container::read_processes(pids));
@@ -123,26 +134,34 @@ Result<std::vector<Surveyed>> preflight(Dump& dump) {
     if (process.tracer == 0) continue;
     const auto tracer = container::read_process(process.tracer);
     return make_error(Code::failed_precondition,
-                      "process " + std::to_string(process.pid) + " (" + process.command_line + ") is traced by " +
-                          (tracer.ok() ? tracer->command_line : "process") + " (pid " + std::to_string(process.tracer) +
+                      "process " + std::to_string(process.pid) + " (" + process.command_line +
+                          ") is traced by " + (tracer.ok() ? tracer->command_line : "process") +
+                          " (pid " + std::to_string(process.tracer) +
                           "): end the tracer and try again");
   }
   const auto targets = targets_in(surveyed);
-  for (const auto& process : ICEBOX_TRY(container::not_descending_from(dump.view.init.pid, processes))) {
+  for (const auto& process :
+       ICEBOX_TRY(container::not_descending_from(dump.view.init.pid, processes))) {
     if (process.zombie()) continue;
     const cuda::Target named = {process.pid, process.start_time};
-    const std::string text = "process " + std::to_string(process.pid) + " (" + process.command_line + ")";
+    const std::string text =
+        "process " + std::to_string(process.pid) + " (" + process.command_line + ")";
     if (std::find(targets.begin(), targets.end(), named) != targets.end()) {
-      return make_error(Code::failed_precondition, text + " uses CUDA and was started with exec: CRIU saves only what descends from the "
-                                                          "container's init; end it, or start it from the container's own command");
+      return make_error(
+          Code::failed_precondition,
+          text +
+              " uses CUDA and was started with exec: CRIU saves only what descends from the "
+              "container's init; end it, or start it from the container's own command");
     }
-    log::warn(text + " was started with exec and will not be in the checkpoint", {{"id", dump.session.id()}});
+    log::warn(text + " was started with exec and will not be in the checkpoint",
+              {{"id", dump.session.id()}});
     dump.info.left_out.push_back(process.command_line);
   }
   return surveyed;
 }
 
-// Memory that CRIU will write, roughly: anonymous and shared memory of all processes, plus what comes off the GPUs.
+// Memory that CRIU will write, roughly: anonymous and shared memory of all processes, plus what
+// comes off the GPUs.
 Result<void> check_disk_room(const Dump& dump) {
   std::uint64_t need = dump.info.gpu_bytes();
   for (const pid_t pid : ICEBOX_TRY(dump.view.cgroup.processes())) {
@@ -158,9 +177,12 @@ Result<void> check_disk_room(const Dump& dump) {
   if (::statvfs(dump.directory.c_str(), &disk) != 0) return errno_error(dump.directory);
   const std::uint64_t room = static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize;
   if (room >= need) return {};
-  return make_error(Code::resource_exhausted, "the checkpoint needs about " + human_bytes(need) + ", but " + dump.directory + " has " +
-                                                  human_bytes(room) + " free: make room there (containerd takes $XDG_RUNTIME_DIR, $TMPDIR or /tmp) "
-                                                  "or name another directory");
+  return make_error(
+      Code::resource_exhausted,
+      "the checkpoint needs about " + human_bytes(need) + ", but " + dump.directory + " has " +
+          human_bytes(room) +
+          " free: make room there (containerd takes $XDG_RUNTIME_DIR, $TMPDIR or /tmp) "
+          "or name another directory");
 }
 
 Result<void> run_criu(Dump& dump) {
@@ -169,14 +191,17 @@ Result<void> run_criu(Dump& dump) {
   Command command;
   command.argv = {"checkpoint"};
   for (const auto& option : dump.args.options) {
-    // Always leave running: CRIU itself would end the tree before the checkpoint is sealed. Never the `strict` cgroup
-    // mode: it restores the freezer's state and with it a tree that nobody thaws.
-    if (option.name == "leave-running" || option.name == "image-path" || option.name == "work-path") continue;
+    // Always leave running: CRIU itself would end the tree before the checkpoint is sealed. Never
+    // the `strict` cgroup mode: it restores the freezer's state and with it a tree that nobody
+    // thaws.
+    if (option.name == "leave-running" || option.name == "image-path" || option.name == "work-path")
+      continue;
     if (option.name == "manage-cgroups-mode" && option.value == "strict") continue;
     for (auto& word : words(option)) command.argv.push_back(std::move(word));
   }
-  for (const std::string& word : {std::string("--leave-running"), std::string("--image-path"), dump.directory,
-                                  std::string("--work-path"), dump.work, session.id()}) {
+  for (const std::string& word :
+       {std::string("--leave-running"), std::string("--image-path"), dump.directory,
+        std::string("--work-path"), dump.work, session.id()}) {
     command.argv.push_back(word);
   }
   command.env = criu::runtime_environment(dump.criu, empty, "");
@@ -186,17 +211,19 @@ Result<void> run_criu(Dump& dump) {
   if (!output.ok()) {
     const std::string log_file = dump.work + "/dump.log";
     const auto reason = criu::last_error(log_file);
-    return make_error(Code::unknown, "CRIU could not dump the container: " + (reason.empty() ? output.error().message : reason) +
+    return make_error(Code::unknown, "CRIU could not dump the container: " +
+                                         (reason.empty() ? output.error().message : reason) +
                                          " (full log: " + log_file + ")");
   }
   if (!exists(dump.directory + "/inventory.img")) {
-    return make_error(Code::unknown, "CRIU reported success but wrote no inventory.img into " + dump.directory);
+    return make_error(Code::unknown,
+                      "CRIU reported success but wrote no inventory.img into " + dump.directory);
   }
   return fault::reach("checkpoint.dumped");
 }
 
-// The slow parts of sealing and of putting CUDA back on the GPU have nothing to do with each other: files are synced on a
-// second thread (the thread hold is bound to this one).
+// The slow parts of sealing and of putting CUDA back on the GPU have nothing to do with each other:
+// files are synced on a second thread (the thread hold is bound to this one).
 Result<void> sync_and_resume(Dump& dump, bool leave_running) {
   Result<void> synced;
   std::thread worker([&] { synced = sync_checkpoint_files(dump.directory, dump.info); });
@@ -212,7 +239,8 @@ Result<void> sync_and_resume(Dump& dump, bool leave_running) {
 
 Result<void> seal(Dump& dump) {
   ICEBOX_TRY(dump.session.enter("seal"));
-  if (dump.session.state().killed()) return make_error(Code::cancelled, "the container was killed during the checkpoint");
+  if (dump.session.state().killed())
+    return make_error(Code::cancelled, "the container was killed during the checkpoint");
   dump.info.timings_ms = dump.session.timings();
   return seal_checkpoint(dump.directory, dump.info);
 }
@@ -255,18 +283,22 @@ Result<void> after_seal(Dump& dump, bool leave_running) {
   return session.finish();
 }
 
-// Frozen behind Icebox's back, CUDA cannot be locked any more: the driver's call would hang for ever.
+// Frozen behind Icebox's back, CUDA cannot be locked any more: the driver's call would hang for
+// ever.
 Result<void> check_paused_by_us(const Session& session, const std::vector<Surveyed>& surveyed) {
   if (session.was_held() || targets_in(surveyed).empty()) return {};
   return make_error(Code::failed_precondition,
-                    "container " + session.id() + " was frozen without suspending CUDA (not through Icebox): resume it, then take the checkpoint");
+                    "container " + session.id() +
+                        " was frozen without suspending CUDA (not through Icebox): resume it, then "
+                        "take the checkpoint");
 }
 
 // A checkpoint that failed: the container goes back to where it was.
 Result<void> give_up(Session& session, const Error& cause) {
   const auto undone = roll_back(session);
   if (undone.ok()) return cause;
-  return make_error(cause.code, cause.message + "; and undoing it failed: " + undone.error().message);
+  return make_error(cause.code,
+                    cause.message + "; and undoing it failed: " + undone.error().message);
 }
 
 }  // namespace
@@ -274,16 +306,20 @@ Result<void> give_up(Session& session, const Error& cause) {
 Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
   for (const auto name : kUnsupported) {
     if (args.has(name)) {
-      return make_error(Code::unimplemented, "checkpoint --" + std::string(name) + " is not supported: an Icebox checkpoint is one complete directory");
+      return make_error(Code::unimplemented,
+                        "checkpoint --" + std::string(name) +
+                            " is not supported: an Icebox checkpoint is one complete directory");
     }
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::checkpoint, args.positional[0]));
   const auto view = ICEBOX_TRY(look_up(engine, session.id()));
   if (session.journal().suspended) {
-    return make_error(Code::failed_precondition, "the CUDA state of container " + session.id() +
-                                                     " is in host memory since an earlier failure: resume it first");
+    return make_error(Code::failed_precondition,
+                      "the CUDA state of container " + session.id() +
+                          " is in host memory since an earlier failure: resume it first");
   }
-  Dump dump = {session, view, args, shown_path(args.value("image-path").value_or("checkpoint")), {}, {}, {}, false};
+  Dump dump = {session, view, args, shown_path(args.value("image-path").value_or("checkpoint")),
+               {},      {},   {},   false};
   dump.paused_before = view.state.status == "paused";
   session.journal().init = {view.init.pid, view.init.start_time};
   session.journal().was_paused = dump.paused_before;
@@ -305,7 +341,8 @@ Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
   if (!taken.ok()) return give_up(session, taken.error());
   const auto finished = after_seal(dump, leave_running);
   if (finished.ok()) return finished;
-  return give_up(session, finished.error().context("the checkpoint in " + dump.directory + " is complete, but"));
+  return give_up(session, finished.error().context("the checkpoint in " + dump.directory +
+                                                   " is complete, but"));
 }
 
 }  // namespace icebox::engine

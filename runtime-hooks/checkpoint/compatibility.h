@@ -25,17 +25,19 @@ struct HostFacts {
 // Kernel release and machine (uname(2)), instruction set features (/proc/cpuinfo).
 Result<HostFacts> read_host_facts();
 
-// The instruction set extensions among the "flags" of /proc/cpuinfo text, sorted: those whose absence makes a running
-// program die of an illegal instruction. Flags that only describe the machine are left out, so that they cannot cause a
-// false refusal. Pure.
+// The instruction set extensions among the "flags" of /proc/cpuinfo text, sorted: those whose
+// absence makes a running program die of an illegal instruction. Flags that only describe the
+// machine are left out, so that they cannot cause a false refusal. Pure.
 std::vector<std::string> instruction_features(std::string_view cpuinfo);
 
-// Every reason why `info` cannot be restored on `host`, each a sentence with both sides; empty = it can. Pure.
+// Every reason why `info` cannot be restored on `host`, each a sentence with both sides; empty = it
+// can. Pure.
 std::vector<std::string> incompatibilities(const CheckpointInfo& info, const HostFacts& host);
 
-// Which GPU each GPU of the checkpoint becomes. Empty when all GPUs that were used are here under their own UUID; else a
-// complete permutation by position, which needs as many GPUs as there were (the driver wants every GPU of the host in
-// it). Pure.
-Result<std::vector<cuda::GpuPair>> plan_gpu_map(const CheckpointInfo& info, const cuda::DriverInfo& driver);
+// Which GPU each GPU of the checkpoint becomes. Empty when all GPUs that were used are here under
+// their own UUID; else a complete permutation by position, which needs as many GPUs as there were
+// (the driver wants every GPU of the host in it). Pure.
+Result<std::vector<cuda::GpuPair>> plan_gpu_map(const CheckpointInfo& info,
+                                                const cuda::DriverInfo& driver);
 
 }  // namespace icebox::engine

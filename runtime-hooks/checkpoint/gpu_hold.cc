@@ -20,7 +20,8 @@ bool known(const std::vector<cuda::Target>& targets, const cuda::Target& target)
   return std::find(targets.begin(), targets.end(), target) != targets.end();
 }
 
-std::vector<cuda::Target> newcomers(const std::vector<cuda::Target>& found, const std::vector<cuda::Target>& locked) {
+std::vector<cuda::Target> newcomers(const std::vector<cuda::Target>& found,
+                                    const std::vector<cuda::Target>& locked) {
   std::vector<cuda::Target> result;
   for (const auto& target : found) {
     if (!known(locked, target)) result.push_back(target);
@@ -28,15 +29,18 @@ std::vector<cuda::Target> newcomers(const std::vector<cuda::Target>& found, cons
   return result;
 }
 
-// Locks `targets` and adds them to the journal before the driver is asked: an undo must know of every process that may
-// be locked.
-Result<void> lock_targets(Session& session, const std::vector<cuda::Target>& targets, steady_clock::time_point deadline) {
+// Locks `targets` and adds them to the journal before the driver is asked: an undo must know of
+// every process that may be locked.
+Result<void> lock_targets(Session& session, const std::vector<cuda::Target>& targets,
+                          steady_clock::time_point deadline) {
   auto& held = session.journal().targets;
   held.insert(held.end(), targets.begin(), targets.end());
   ICEBOX_TRY(session.save());
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now());
   if (left.count() <= 0) {
-    return make_error(Code::deadline_exceeded, "new CUDA processes kept appearing until lock_timeout_ms was over: try again");
+    return make_error(
+        Code::deadline_exceeded,
+        "new CUDA processes kept appearing until lock_timeout_ms was over: try again");
   }
   auto* agent = ICEBOX_TRY(session.agent());
   const auto outcomes = ICEBOX_TRY(agent->lock(targets, left));
@@ -44,16 +48,12 @@ Result<void> lock_targets(Session& session, const std::vector<cuda::Target>& tar
   const bool late = std::any_of(outcomes.begin(), outcomes.end(), [](const cuda::Outcome& outcome) {
     return outcome.ending == cuda::Ending::no_answer || outcome.name == "CUDA_ERROR_NOT_READY";
   });
-  std::string message = "CUDA could not be locked: " + cuda::describe_failures(outcomes);
-  if (late) {
-    message += "; its GPU work did not drain within " + std::to_string(session.engine().config.lock_timeout.count()) +
-               " ms: try again when it is idle, or raise lock_timeout_ms in the Icebox configuration";
-  }
+  const std::string message = "CUDA could not be locked: " + cuda::describe_failures(outcomes);
   return make_error(late ? Code::deadline_exceeded : Code::failed_precondition, message);
 }
 
-// Free memory of every GPU against what the targets will need there. A GPU that is not here at all is left to the
-// driver's own error.
+// Free memory of every GPU against what the targets will need there. A GPU that is not here at all
+// is left to the driver's own error.
 Result<void> check_gpu_room(Session& session, const std::vector<cuda::GpuPair>& gpu_map) {
   const auto& needed = session.journal().gpu_bytes;
   if (needed.empty()) return {};
@@ -67,8 +67,8 @@ Result<void> check_gpu_room(Session& session, const std::vector<cuda::GpuPair>& 
     for (const auto& gpu : driver.gpus) {
       if (gpu.uuid != uuid || gpu.free_bytes >= bytes) continue;
       return make_error(Code::resource_exhausted,
-                        "GPU " + uuid + " has " + human_bytes(gpu.free_bytes) + " free, but " + human_bytes(bytes) +
-                            " are needed: free memory there and try again");
+                        "GPU " + uuid + " has " + human_bytes(gpu.free_bytes) + " free, but " +
+                            human_bytes(bytes) + " are needed: free memory there and try again");
     }
   }
   return {};
@@ -80,7 +80,9 @@ Result<std::set<pid_t>> driver_threads(Session& session) {
   std::set<pid_t> threads;
   for (const auto& outcome : outcomes) {
     if (outcome.ending == cuda::Ending::gone) continue;
-    if (!outcome.ok()) return make_error(Code::failed_precondition, "the driver names no restore thread: " + outcome.message);
+    if (!outcome.ok())
+      return make_error(Code::failed_precondition,
+                        "the driver names no restore thread: " + outcome.message);
     threads.insert(outcome.restore_thread);
   }
   return threads;
@@ -93,11 +95,14 @@ Result<void> check_devices_released(const container::Cgroup& cgroup) {
     const auto use = ICEBOX_TRY(cuda::inspect_process(pid, majors));
     if (!use.holds_device()) continue;
     std::vector<std::string> what;
-    for (const auto& fd : use.nvidia_fds) what.push_back("fd " + std::to_string(fd.fd) + " (" + fd.path + ")");
+    for (const auto& fd : use.nvidia_fds)
+      what.push_back("fd " + std::to_string(fd.fd) + " (" + fd.path + ")");
     for (const auto& mapping : use.nvidia_mappings) what.push_back("mapping of " + mapping);
-    return make_error(Code::failed_precondition,
-                      "process " + std::to_string(pid) + " (" + use.command_line + ") still holds a GPU device after the driver suspended it: " +
-                          join(what, ", ") + "; close it before the checkpoint (a driver from 570 on closes its own)");
+    return make_error(
+        Code::failed_precondition,
+        "process " + std::to_string(pid) + " (" + use.command_line +
+            ") still holds a GPU device after the driver suspended it: " + join(what, ", ") +
+            "; close it before the checkpoint (a driver from 570 on closes its own)");
   }
   return {};
 }
@@ -129,10 +134,12 @@ Result<std::vector<Surveyed>> survey_gpu_use(Session& session, const container::
     }
     const auto answer = cuda::restore_thread_answer(outcomes[i]);
     if (answer == cuda::RestoreThread::unknown) {
-      return make_error(Code::unavailable, "the driver does not say whether a process uses CUDA: " + outcomes[i].message);
+      return make_error(Code::unavailable, "the driver does not say whether a process uses CUDA: " +
+                                               outcomes[i].message);
     }
     surveyed[i].what = cuda::classify(surveyed[i].use, answer);
-    if (!surveyed[i].what.warning.empty()) log::warn(surveyed[i].what.warning, {{"id", session.id()}});
+    if (!surveyed[i].what.warning.empty())
+      log::warn(surveyed[i].what.warning, {{"id", session.id()}});
   }
   std::erase_if(surveyed, [](const Surveyed& entry) { return entry.use.gone; });
   return surveyed;
@@ -149,7 +156,8 @@ std::vector<cuda::Target> targets_in(const std::vector<Surveyed>& surveyed) {
 Result<void> lock_and_freeze(Session& session, const container::Cgroup& cgroup) {
   const auto deadline = steady_clock::now() + session.engine().config.lock_timeout;
   for (;;) {
-    // Newcomers may be forked while the others are being locked: lock until a look finds nobody new.
+    // Newcomers may be forked while the others are being locked: lock until a look finds nobody
+    // new.
     for (;;) {
       const auto found = targets_in(ICEBOX_TRY(survey_gpu_use(session, cgroup)));
       const auto fresh = newcomers(found, session.journal().targets);
@@ -170,25 +178,29 @@ Result<void> with_driver_threads(Session& session, const container::Cgroup& cgro
   return container::with_only_driver_threads(cgroup, threads, work);
 }
 
-Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup, std::uint64_t gpu_bytes) {
+Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup,
+                         std::uint64_t gpu_bytes) {
   session.journal().memory_limits = ICEBOX_TRY(cgroup.raise_memory_limit(room_for(gpu_bytes)));
   ICEBOX_TRY(session.save());
   ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
     auto* agent = ICEBOX_TRY(session.agent());
     const auto outcomes = ICEBOX_TRY(agent->checkpoint(session.journal().targets));
     if (cuda::all_ok(outcomes)) return {};
-    return make_error(Code::failed_precondition, "the driver could not suspend CUDA: " + cuda::describe_failures(outcomes));
+    return make_error(Code::failed_precondition,
+                      "the driver could not suspend CUDA: " + cuda::describe_failures(outcomes));
   }));
   return check_devices_released(cgroup);
 }
 
-Result<void> resume_gpu(Session& session, const container::Cgroup& cgroup, const std::vector<cuda::GpuPair>& gpu_map) {
+Result<void> resume_gpu(Session& session, const container::Cgroup& cgroup,
+                        const std::vector<cuda::GpuPair>& gpu_map) {
   ICEBOX_TRY(check_gpu_room(session, gpu_map));
   ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
     auto* agent = ICEBOX_TRY(session.agent());
     const auto outcomes = ICEBOX_TRY(agent->restore(session.journal().targets, gpu_map));
     if (cuda::all_ok(outcomes)) return {};
-    return make_error(Code::failed_precondition, "the driver could not put CUDA back on the GPU: " + cuda::describe_failures(outcomes));
+    return make_error(Code::failed_precondition, "the driver could not put CUDA back on the GPU: " +
+                                                     cuda::describe_failures(outcomes));
   }));
   const auto limits = std::exchange(session.journal().memory_limits, {});
   ICEBOX_TRY(container::Cgroup::restore_limits(limits).context("memory limit"));
@@ -204,7 +216,8 @@ Result<void> unlock_gpu(Session& session) {
     if (!outcome.ok() && outcome.ending != cuda::Ending::gone) failed.push_back(outcome);
   }
   if (failed.empty()) return {};
-  return make_error(Code::failed_precondition, "CUDA could not be unlocked: " + cuda::describe_failures(failed));
+  return make_error(Code::failed_precondition,
+                    "CUDA could not be unlocked: " + cuda::describe_failures(failed));
 }
 
 }  // namespace icebox::engine

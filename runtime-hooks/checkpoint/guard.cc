@@ -14,7 +14,8 @@
 namespace icebox::engine {
 namespace {
 
-// How long a delete waits for an engine whose container has just been ended. containerd gives a shim's `delete` 5 s.
+// How long a delete waits for an engine whose container has just been ended. containerd gives a
+// shim's `delete` 5 s.
 constexpr std::chrono::milliseconds kDeletePatience{3000};
 
 bool is_sigkill(const std::string& text) {
@@ -32,14 +33,15 @@ Result<container::Cgroup> cgroup_of(Engine& engine, const std::string& id) {
 Result<bool> kill(Engine& engine, const CommandArgs& args) {
   const std::string& id = args.positional[0];
   const std::string signal = args.positional.size() > 1 ? args.positional[1] : "SIGTERM";
-  const auto state = ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
+  const auto state =
+      ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
   if (!state.present() || !is_sigkill(signal)) return false;
   auto lock = state.lock();
   if (!lock.ok() && lock.error().code != Code::unavailable) return lock.error();
   if (lock.ok() && !exists(state.path("journal.json"))) return false;
 
-  // Held by us, or an operation is under way: the runtime's own kill would signal init only and, on cgroup v1, thaw the
-  // rest of the tree, which would then run.
+  // Held by us, or an operation is under way: the runtime's own kill would signal init only and, on
+  // cgroup v1, thaw the rest of the tree, which would then run.
   state.mark_killed();
   const auto cgroup = cgroup_of(engine, id);
   if (!cgroup.ok()) {
@@ -48,7 +50,8 @@ Result<bool> kill(Engine& engine, const CommandArgs& args) {
     return true;
   }
   if (!lock.ok()) {
-    // The engine at work freezes and thaws; it finds its processes dead, or the mark, and ends what is left.
+    // The engine at work freezes and thaws; it finds its processes dead, or the mark, and ends what
+    // is left.
     const auto pids = ICEBOX_TRY(cgroup->processes());
     ICEBOX_TRY(container::kill_processes(ICEBOX_TRY(container::read_processes(pids))));
     return true;
@@ -61,14 +64,17 @@ Result<bool> kill(Engine& engine, const CommandArgs& args) {
 Result<void> remove(Engine& engine, const CommandArgs& args) {
   const std::string& id = args.positional[0];
   const bool force = args.has("force") || args.has("f");
-  const auto state = ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
+  const auto state =
+      ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
   UniqueFd lock;
   if (state.present()) {
     if (force) state.mark_killed();
     const auto cgroup = cgroup_of(engine, id);
     if (force && cgroup.ok()) {
       const auto killed = kill_container(*cgroup);
-      if (!killed.ok()) log::warn("ending the container before its delete", {{"id", id}, {"error", killed.error().message}});
+      if (!killed.ok())
+        log::warn("ending the container before its delete",
+                  {{"id", id}, {"error", killed.error().message}});
     }
     auto taken = state.lock_within(force ? kDeletePatience : std::chrono::milliseconds(0));
     if (taken.ok()) {
@@ -77,8 +83,8 @@ Result<void> remove(Engine& engine, const CommandArgs& args) {
       return taken.error();
     }
   }
-  // Before the runtime removes anything recursively: a killed restore may have left a bind of the root file system below
-  // the runtime's state directory.
+  // Before the runtime removes anything recursively: a killed restore may have left a bind of the
+  // root file system below the runtime's state directory.
   ICEBOX_TRY(container::unmount_below(engine.invocation.root + "/" + id));
   std::vector<std::string> arguments = {"delete"};
   arguments.insert(arguments.end(), engine.invocation.rest.begin(), engine.invocation.rest.end());

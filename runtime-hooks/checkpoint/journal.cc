@@ -24,11 +24,14 @@ constexpr const char* kJournalFile = "journal.json";
 constexpr const char* kLockFile = "lock";
 constexpr const char* kKilledFile = "killed";
 
-Json name_to_json(const ProcessName& name) { return {{"pid", name.pid}, {"start_time", name.start_time}}; }
+Json name_to_json(const ProcessName& name) {
+  return {{"pid", name.pid}, {"start_time", name.start_time}};
+}
 
 Result<ProcessName> name_from_json(const Json& json, const char* key) {
   const Json* value = json_find(json, key);
-  if (value == nullptr) return make_error(Code::invalid_argument, std::string("'") + key + "' is missing");
+  if (value == nullptr)
+    return make_error(Code::invalid_argument, std::string("'") + key + "' is missing");
   ProcessName name;
   name.pid = static_cast<pid_t>(ICEBOX_TRY(json_int(*value, "pid")));
   name.start_time = ICEBOX_TRY(json_uint(*value, "start_time"));
@@ -36,7 +39,8 @@ Result<ProcessName> name_from_json(const Json& json, const char* key) {
 }
 
 Result<OperationKind> parse_kind(const std::string& text) {
-  for (const auto kind : {OperationKind::pause, OperationKind::resume, OperationKind::checkpoint, OperationKind::restore}) {
+  for (const auto kind : {OperationKind::pause, OperationKind::resume, OperationKind::checkpoint,
+                          OperationKind::restore}) {
     if (text == to_string(kind)) return kind;
   }
   return make_error(Code::invalid_argument, "unknown operation '" + text + "'");
@@ -44,9 +48,11 @@ Result<OperationKind> parse_kind(const std::string& text) {
 
 Json journal_to_json(const Journal& journal) {
   Json targets = Json::array();
-  for (const auto& target : journal.targets) targets.push_back(name_to_json({target.pid, target.start_time}));
+  for (const auto& target : journal.targets)
+    targets.push_back(name_to_json({target.pid, target.start_time}));
   Json limits = Json::array();
-  for (const auto& limit : journal.memory_limits) limits.push_back({{"file", limit.file}, {"value", limit.value}});
+  for (const auto& limit : journal.memory_limits)
+    limits.push_back({{"file", limit.file}, {"value", limit.value}});
   return {{"version", kVersion},
           {"operation", std::string(to_string(journal.operation))},
           {"phase", journal.phase},
@@ -81,7 +87,8 @@ Result<Journal> journal_from_json(const Json& json) {
     return make_error(Code::invalid_argument, "'targets' or 'memory_limits' is missing");
   }
   const Json* gpu_bytes = json_find(json, "gpu_bytes");
-  if (gpu_bytes == nullptr || !gpu_bytes->is_object()) return make_error(Code::invalid_argument, "'gpu_bytes' is missing");
+  if (gpu_bytes == nullptr || !gpu_bytes->is_object())
+    return make_error(Code::invalid_argument, "'gpu_bytes' is missing");
   for (const auto& [uuid, bytes] : gpu_bytes->items()) {
     journal.gpu_bytes[uuid] = ICEBOX_TRY(json_uint(*gpu_bytes, uuid.c_str()));
     static_cast<void>(bytes);
@@ -92,15 +99,17 @@ Result<Journal> journal_from_json(const Json& json) {
     journal.targets.push_back({name.pid, name.start_time});
   }
   for (const auto& item : *limits) {
-    journal.memory_limits.push_back({ICEBOX_TRY(json_string(item, "file")), ICEBOX_TRY(json_string(item, "value"))});
+    journal.memory_limits.push_back(
+        {ICEBOX_TRY(json_string(item, "file")), ICEBOX_TRY(json_string(item, "value"))});
   }
   return journal;
 }
 
 bool valid_id(const std::string& id) {
-  return !id.empty() && id != "." && id != ".." && std::all_of(id.begin(), id.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '_' || c == '+' || c == '-' || c == '.';
-  });
+  return !id.empty() && id != "." && id != ".." &&
+         std::all_of(id.begin(), id.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '_' || c == '+' || c == '-' || c == '.';
+         });
 }
 
 }  // namespace
@@ -115,11 +124,14 @@ std::string_view to_string(OperationKind kind) {
   return "pause";
 }
 
-Result<ContainerState> ContainerState::locate(const std::string& state_dir, const std::string& runtime_root,
+Result<ContainerState> ContainerState::locate(const std::string& state_dir,
+                                              const std::string& runtime_root,
                                               const std::string& id) {
-  if (!valid_id(id)) return make_error(Code::invalid_argument, "'" + id + "' is no valid container id");
+  if (!valid_id(id))
+    return make_error(Code::invalid_argument, "'" + id + "' is no valid container id");
   ContainerState state;
-  state.directory_ = state_dir + (runtime_root.starts_with("/") ? "" : "/") + runtime_root + "/" + id;
+  state.directory_ =
+      state_dir + (runtime_root.starts_with("/") ? "" : "/") + runtime_root + "/" + id;
   return state;
 }
 
@@ -130,20 +142,27 @@ Result<UniqueFd> ContainerState::lock() const {
     ICEBOX_TRY(make_directories(directory_, 0700));
     auto fd = open_file(path(kLockFile), O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
     if (!fd.ok()) {
-      if (fd.error().code == Code::not_found) continue;  // removed by a delete between the two calls
+      if (fd.error().code == Code::not_found)
+        continue;  // removed by a delete between the two calls
       return fd;
     }
     if (::flock(fd->get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return errno_error(path(kLockFile));
       const auto journal = read();
-      const std::string what = journal.ok() && journal->has_value() ? std::string(to_string((*journal)->operation)) + " (" + (*journal)->phase + ")"
-                                                                    : std::string("operation");
-      return make_error(Code::unavailable, "another " + what + " of this container is under way: try again when it has ended");
+      const std::string what =
+          journal.ok() && journal->has_value()
+              ? std::string(to_string((*journal)->operation)) + " (" + (*journal)->phase + ")"
+              : std::string("operation");
+      return make_error(
+          Code::unavailable,
+          "another " + what + " of this container is under way: try again when it has ended");
     }
-    // A delete may have removed the file between open and flock: a lock on a nameless file protects nothing.
+    // A delete may have removed the file between open and flock: a lock on a nameless file protects
+    // nothing.
     struct stat locked = {};
     struct stat named = {};
-    if (::fstat(fd->get(), &locked) == 0 && ::stat(path(kLockFile).c_str(), &named) == 0 && locked.st_ino == named.st_ino) {
+    if (::fstat(fd->get(), &locked) == 0 && ::stat(path(kLockFile).c_str(), &named) == 0 &&
+        locked.st_ino == named.st_ino) {
       return fd;
     }
   }
@@ -153,7 +172,9 @@ Result<UniqueFd> ContainerState::lock_within(std::chrono::milliseconds timeout) 
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     auto fd = lock();
-    if (fd.ok() || fd.error().code != Code::unavailable || std::chrono::steady_clock::now() >= deadline) return fd;
+    if (fd.ok() || fd.error().code != Code::unavailable ||
+        std::chrono::steady_clock::now() >= deadline)
+      return fd;
     struct timespec pause = {0, 10'000'000};
     ::nanosleep(&pause, nullptr);
   }
@@ -165,11 +186,13 @@ Result<std::optional<Journal>> ContainerState::read() const {
     if (document.error().code == Code::not_found) return std::optional<Journal>();
     return document.error();
   }
-  return std::optional<Journal>(ICEBOX_TRY(journal_from_json(*document).context(path(kJournalFile))));
+  return std::optional<Journal>(
+      ICEBOX_TRY(journal_from_json(*document).context(path(kJournalFile))));
 }
 
 Result<void> ContainerState::write(const Journal& journal) const {
-  return write_file_atomic(path(kJournalFile), json_pretty(journal_to_json(journal)), 0600, Durable::no);
+  return write_file_atomic(path(kJournalFile), json_pretty(journal_to_json(journal)), 0600,
+                           Durable::no);
 }
 
 Result<void> ContainerState::clear() const {

@@ -26,10 +26,13 @@ Result<void> resume_held(Session& session, const ContainerView& view) {
 
 Result<void> pause(Engine& engine, const CommandArgs& args) {
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::pause, args.positional[0]));
-  if (session.was_held()) return make_error(Code::failed_precondition, "container " + session.id() + " is already paused");
+  if (session.was_held())
+    return make_error(Code::failed_precondition,
+                      "container " + session.id() + " is already paused");
   const auto view = ICEBOX_TRY(look_up(engine, session.id()));
   if (view.state.status != "running") {
-    return make_error(Code::failed_precondition, "container " + session.id() + " is " + view.state.status + ", not running");
+    return make_error(Code::failed_precondition,
+                      "container " + session.id() + " is " + view.state.status + ", not running");
   }
   session.journal().init = {view.init.pid, view.init.start_time};
   const auto done = [&]() -> Result<void> {
@@ -40,7 +43,8 @@ Result<void> pause(Engine& engine, const CommandArgs& args) {
   if (done.ok()) return done;
   const auto undone = roll_back(session);
   if (undone.ok()) return done.error().context("pause");
-  return done.error().context("pause").context("undoing it failed too (" + undone.error().message + ")");
+  return done.error().context("pause").context("undoing it failed too (" + undone.error().message +
+                                               ")");
 }
 
 Result<void> resume(Engine& engine, const CommandArgs& args) {

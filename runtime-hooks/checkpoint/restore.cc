@@ -16,12 +16,13 @@
 #include "runtime-hooks/checkpoint/operations.h"
 #include "runtime-hooks/checkpoint/rollback.h"
 #include "runtime-hooks/criu/criu.h"
-#include "runtime-hooks/criu/pre_resume.h"
+#include "runtime-hooks/criu/restore_script.h"
 
 namespace icebox::engine {
 namespace {
 
 constexpr std::size_t kMaxSpec = 16 * 1024 * 1024;
+constexpr std::size_t kMaxLog = 64 * 1024 * 1024;
 
 std::string absolute(const std::string& path) {
   if (path.starts_with("/")) return path;
@@ -39,6 +40,8 @@ struct Restoring {
   CheckpointDirectory checkpoint;
   criu::Criu criu;
   std::vector<cuda::GpuPair> gpu_map;
+  std::string
+      cgroup_root;  // where CRIU is to put the tree on cgroup v2, empty: the runtime tells it
   SpecMemory memory_before;  // set when the limit was raised for the restore
   bool memory_raised = false;
 
@@ -57,24 +60,30 @@ Result<void> check_host(Restoring& restoring) {
   }
   const auto reasons = incompatibilities(restoring.checkpoint.info, host);
   if (!reasons.empty()) {
-    return make_error(Code::failed_precondition, "the checkpoint does not fit this host: " + join(reasons, "; "));
+    return make_error(Code::failed_precondition,
+                      "the checkpoint does not fit this host: " + join(reasons, "; "));
   }
-  if (host.driver) restoring.gpu_map = ICEBOX_TRY(plan_gpu_map(restoring.checkpoint.info, *host.driver));
+  if (host.driver)
+    restoring.gpu_map = ICEBOX_TRY(plan_gpu_map(restoring.checkpoint.info, *host.driver));
   return {};
 }
 
-// The bundle's config.json as the restore needs it: a cgroup of its own, and room for the GPU state that is part of the
-// processes' memory until the driver has taken it.
+// The bundle's config.json as the restore needs it: a cgroup of its own, and room for the GPU state
+// that is part of the processes' memory until the driver has taken it.
 Result<void> prepare_spec(Restoring& restoring) {
   const std::string path = restoring.bundle + "/config.json";
   const auto text = ICEBOX_TRY(read_file(path, kMaxSpec));
   auto spec = ICEBOX_TRY(parse_json(text, path));
   const CheckpointInfo& info = restoring.checkpoint.info;
-  if (const auto moved = rewritten_cgroups_path(spec_cgroups_path(spec), info.cgroups_path, info.container_id, restoring.session.id())) {
+  if (const auto moved = rewritten_cgroups_path(spec_cgroups_path(spec), info.cgroups_path,
+                                                info.container_id, restoring.session.id())) {
     ICEBOX_TRY(set_spec_cgroups_path(spec, *moved));
     // This stays: it is where the restored container lives.
     ICEBOX_TRY(write_file_atomic(path, json_text(spec), 0600, Durable::no));
   }
+  // runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped.
+  restoring.cgroup_root =
+      container::unified_hierarchy() ? unified_cgroup_path(spec_cgroups_path(spec)) : "";
   const auto before = spec_memory(spec);
   const std::string kept = json_text(spec);
   const std::uint64_t extra = info.gpu_bytes() + info.gpu_bytes() / 10;
@@ -94,7 +103,9 @@ Result<void> prepare_spec(Restoring& restoring) {
 std::vector<std::string> runtime_arguments(const Restoring& restoring) {
   std::vector<std::string> arguments = {"restore"};
   for (const auto& option : restoring.args.options) {
-    if (option.name == "image-path" || option.name == "work-path" || option.name == "manage-cgroups-mode") continue;
+    if (option.name == "image-path" || option.name == "work-path" ||
+        option.name == "manage-cgroups-mode")
+      continue;
     arguments.push_back("--" + option.name);
     if (option.value) arguments.push_back(*option.value);
   }
@@ -106,29 +117,28 @@ std::vector<std::string> runtime_arguments(const Restoring& restoring) {
     arguments.push_back(recorded[i]);
     if (with_value) arguments.push_back(recorded[i + 1]);
   }
-  for (const std::string& word : {std::string("--image-path"), restoring.directory, std::string("--work-path"), restoring.work, restoring.session.id()}) {
+  for (const std::string& word :
+       {std::string("--image-path"), restoring.directory, std::string("--work-path"),
+        restoring.work, restoring.session.id()}) {
     arguments.push_back(word);
   }
   return arguments;
 }
 
-// The cgroup that CRIU is moved to before the tree is frozen: this engine's own.
-Result<std::string> own_cgroup() {
-  // The path of a process's own cgroup is found by the same rules as a container's; refusing the caller's own is what
-  // of_container() is for, so it is read here.
-  const auto text = ICEBOX_TRY(read_file("/proc/self/cgroup", 1024 * 1024));
-  std::string unified;
-  for (const auto line : split(text, '\n', SplitEmpty::drop)) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first + 1);
-    if (first == std::string_view::npos || second == std::string_view::npos) continue;
-    const auto controllers = line.substr(first + 1, second - first - 1);
-    const std::string path(line.substr(second + 1));
-    if (controllers == "freezer") return "/sys/fs/cgroup/freezer" + path;
-    if (controllers.empty()) unified = "/sys/fs/cgroup" + path;
+// Why CRIU failed, and where its whole log is. A log in the engine's own directory goes away with
+// the container's state, so it is kept in the bundle.
+std::string reason_of(const Restoring& restoring, const Error& runtime_error) {
+  std::string log_file = restoring.work + "/restore.log";
+  auto reason = criu::last_error(log_file);
+  if (reason.empty()) reason = runtime_error.message;
+  const auto log_text = read_file(log_file, kMaxLog);
+  if (!log_text.ok()) return reason;
+  if (!restoring.args.has("work-path")) {
+    log_file = restoring.bundle + "/criu-restore.log";
+    const auto kept = write_file_atomic(log_file, *log_text, 0600, Durable::no);
+    if (!kept.ok()) return reason;
   }
-  if (unified.empty()) return make_error(Code::failed_precondition, "this process is in no freezer cgroup (/proc/self/cgroup)");
-  return unified;
+  return reason + " (full log: " + log_file + ")";
 }
 
 Result<void> run_criu(Restoring& restoring) {
@@ -136,47 +146,51 @@ Result<void> run_criu(Restoring& restoring) {
   const auto empty = ICEBOX_TRY(session.scratch("no-plugins"));
   Command command;
   command.argv = runtime_arguments(restoring);
-  std::string config;
-  if (restoring.has_gpu()) config = ICEBOX_TRY(criu::write_restore_config(ICEBOX_TRY(session.scratch("restore"))));
+  criu::RestoreScript script;
+  script.folder = ICEBOX_TRY(session.scratch("restore"));
+  if (restoring.has_gpu())
+    script.freeze_home = ICEBOX_TRY(container::Cgroup::freezer_directory_of(::getpid()));
+  script.cgroup_root = restoring.cgroup_root;
+  const auto config = ICEBOX_TRY(criu::write_restore_config(script));
   command.env = criu::runtime_environment(restoring.criu, empty, config);
-  if (restoring.has_gpu()) {
-    command.env->push_back(std::string(criu::kPreResumeHome) + "=" + ICEBOX_TRY(own_cgroup()));
-  }
   // The runtime hands its own standard streams to the container.
   command.inherit_stdio = true;
-  // A killed `runc restore` leaves its mounts behind, and its `delete --force` would then empty the root file system:
-  // in a mount namespace of their own they end with it.
+  // A killed `runc restore` leaves its mounts behind, and its `delete --force` would then empty the
+  // root file system: in a mount namespace of their own they end with it.
   command.private_mounts = true;
   const auto output = session.engine().runtime.run(command, {});
-  if (output.ok()) return {};
-  const std::string log_file = restoring.work + "/restore.log";
-  const auto reason = criu::last_error(log_file);
-  return make_error(Code::unknown, "CRIU could not restore the container: " + (reason.empty() ? output.error().message : reason) +
-                                       " (full log: " + log_file + ")");
+  if (output.ok()) return criu::restore_script_result(script);
+  return make_error(Code::unknown, "CRIU could not restore the container: " +
+                                       reason_of(restoring, output.error()));
 }
 
 // Host pids of the checkpoint's CUDA processes in the restored tree.
-Result<std::vector<cuda::Target>> find_targets(const Restoring& restoring, const ContainerView& view) {
+Result<std::vector<cuda::Target>> find_targets(const Restoring& restoring,
+                                               const ContainerView& view) {
   const auto pids = ICEBOX_TRY(view.cgroup.processes());
   const auto processes = ICEBOX_TRY(container::read_processes(pids));
   const std::size_t depth = view.init.ns_pids.size();
   std::vector<cuda::Target> targets;
   for (const auto& wanted : restoring.checkpoint.info.processes) {
-    const auto found = std::find_if(processes.begin(), processes.end(), [&](const container::Process& process) {
-      return process.ns_pids.size() + 1 == depth + wanted.ns_pids.size() &&
-             std::equal(wanted.ns_pids.begin(), wanted.ns_pids.end(), process.ns_pids.begin() + static_cast<std::ptrdiff_t>(depth - 1));
-    });
+    const auto found =
+        std::find_if(processes.begin(), processes.end(), [&](const container::Process& process) {
+          return process.ns_pids.size() + 1 == depth + wanted.ns_pids.size() &&
+                 std::equal(wanted.ns_pids.begin(), wanted.ns_pids.end(),
+                            process.ns_pids.begin() + static_cast<std::ptrdiff_t>(depth - 1));
+        });
     if (found == processes.end()) {
-      return make_error(Code::failed_precondition, "the restored container lacks the CUDA process " + std::to_string(wanted.ns_pids.back()) +
-                                                       " (" + wanted.command_line + ")");
+      return make_error(Code::failed_precondition,
+                        "the restored container lacks the CUDA process " +
+                            std::to_string(wanted.ns_pids.back()) + " (" + wanted.command_line +
+                            ")");
     }
     targets.push_back({found->pid, found->start_time});
   }
   return targets;
 }
 
-// The memory limit as the spec had it. The workload runs by now: a limit that cannot be put back is worth a loud line,
-// not its death.
+// The memory limit as the spec had it. The workload runs by now: a limit that cannot be put back is
+// worth a loud line, not its death.
 void put_limit_back(Restoring& restoring) {
   if (!restoring.memory_raised) return;
   Session& session = restoring.session;
@@ -185,23 +199,28 @@ void put_limit_back(Restoring& restoring) {
     arguments.insert(arguments.end(), {"--memory", std::to_string(*restoring.memory_before.limit)});
   }
   if (restoring.memory_before.swap) {
-    arguments.insert(arguments.end(), {"--memory-swap", std::to_string(*restoring.memory_before.swap)});
+    arguments.insert(arguments.end(),
+                     {"--memory-swap", std::to_string(*restoring.memory_before.swap)});
   }
   arguments.push_back(session.id());
   Result<void> done = Error{};
   for (int attempt = 0; attempt < 20 && !done.ok(); ++attempt) {
     const auto output = session.engine().runtime.run({.argv = arguments}, {});
     done = output.ok() ? Result<void>() : Result<void>(output.error());
-    if (!done.ok()) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // uncharging lags behind unmapping
+    if (!done.ok())
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(100));  // uncharging lags behind unmapping
   }
   const auto text = read_file(session.journal().original_spec, kMaxSpec);
   if (text.ok() && done.ok()) {
-    const auto written = write_file_atomic(restoring.bundle + "/config.json", *text, 0600, Durable::no);
+    const auto written =
+        write_file_atomic(restoring.bundle + "/config.json", *text, 0600, Durable::no);
     if (!written.ok()) done = written.error();
   }
   if (done.ok()) return;
-  log::error("the memory limit of the restored container could not be put back: set it with an update",
-             {{"id", session.id()}, {"error", done.error().message}});
+  log::error(
+      "the memory limit of the restored container could not be put back: set it with an update",
+      {{"id", session.id()}, {"error", done.error().message}});
 }
 
 // From the frozen tree that CRIU left to a running container.
@@ -214,7 +233,8 @@ Result<void> bring_to_life(Restoring& restoring) {
   session.journal().targets = ICEBOX_TRY(find_targets(restoring, view));
   ICEBOX_TRY(session.enter("restore_gpu"));
   ICEBOX_TRY(resume_gpu(session, view.cgroup, restoring.gpu_map));
-  if (session.state().killed()) return make_error(Code::cancelled, "the container was killed while it was being restored");
+  if (session.state().killed())
+    return make_error(Code::cancelled, "the container was killed while it was being restored");
   ICEBOX_TRY(session.enter("thaw"));
   ICEBOX_TRY(view.cgroup.thaw());
   ICEBOX_TRY(session.enter("unlock"));
@@ -230,7 +250,8 @@ Result<void> make(Restoring& restoring) {
   ICEBOX_TRY(session.enter("criu"));
   ICEBOX_TRY(run_criu(restoring));
   if (restoring.has_gpu()) ICEBOX_TRY(bring_to_life(restoring));
-  if (session.state().killed()) return make_error(Code::cancelled, "the container was killed while it was being restored");
+  if (session.state().killed())
+    return make_error(Code::cancelled, "the container was killed while it was being restored");
   return session.finish();
 }
 
@@ -238,10 +259,12 @@ Result<void> make(Restoring& restoring) {
 
 Result<void> restore(Engine& engine, const CommandArgs& args) {
   if (args.has("lazy-pages")) {
-    return make_error(Code::unimplemented, "restore --lazy-pages is not supported: containerd may remove the checkpoint once Start has answered");
+    return make_error(Code::unimplemented,
+                      "restore --lazy-pages is not supported: containerd may remove the checkpoint "
+                      "once Start has answered");
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::restore, args.positional[0]));
-  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, false};
+  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, {}, false};
   restoring.directory = absolute(args.value("image-path").value_or("checkpoint"));
   restoring.bundle = absolute(args.value("bundle").value_or(args.value("b").value_or(".")));
   const auto checked = [&]() -> Result<void> {
@@ -263,7 +286,8 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
   if (made.ok()) return made;
   const auto undone = roll_back(session);
   if (undone.ok()) return made;
-  return make_error(made.error().code, made.error().message + "; and cleaning up failed: " + undone.error().message);
+  return make_error(made.error().code,
+                    made.error().message + "; and cleaning up failed: " + undone.error().message);
 }
 
 }  // namespace icebox::engine

@@ -39,9 +39,12 @@ Result<std::set<pid_t>> tracers_of(const container::Cgroup& cgroup) {
   return tracers;
 }
 
-bool is_alive(const ProcessName& name) { return name.pid > 0 && PidRef::open(name.pid, name.start_time).ok(); }
+bool is_alive(const ProcessName& name) {
+  return name.pid > 0 && PidRef::open(name.pid, name.start_time).ok();
+}
 
-std::vector<cuda::Target> in_state(const std::vector<cuda::Outcome>& outcomes, cuda::ProcessState state) {
+std::vector<cuda::Target> in_state(const std::vector<cuda::Outcome>& outcomes,
+                                   cuda::ProcessState state) {
   std::vector<cuda::Target> result;
   for (const auto& outcome : outcomes) {
     if (outcome.ok() && outcome.state == state) result.push_back(outcome.target);
@@ -51,8 +54,9 @@ std::vector<cuda::Target> in_state(const std::vector<cuda::Outcome>& outcomes, c
 
 // Targets that are gone need no undo.
 void forget_dead_targets(Session& session) {
-  std::erase_if(session.journal().targets,
-                [](const cuda::Target& target) { return !is_alive({target.pid, target.start_time}); });
+  std::erase_if(session.journal().targets, [](const cuda::Target& target) {
+    return !is_alive({target.pid, target.start_time});
+  });
 }
 
 // With the container thawed: whoever is LOCKED goes on.
@@ -95,14 +99,18 @@ Result<void> roll_back_living(Session& session, const container::Cgroup& cgroup)
   ICEBOX_TRY(settle(cgroup));
   const auto restored = restore_suspended(session, cgroup);
   if (!restored.ok()) {
-    // Not put back: the processes stay frozen and suspended, which loses nothing. A later resume tries again.
+    // Not put back: the processes stay frozen and suspended, which loses nothing. A later resume
+    // tries again.
     session.journal().suspended = true;
     ICEBOX_TRY(session.finish_held());
-    return restored.error().context("the container stays paused with its CUDA state in host memory; resume it to try again");
+    return restored.error().context(
+        "the container stays paused with its CUDA state in host memory; resume it to try again");
   }
   const auto limits = std::exchange(session.journal().memory_limits, {});
   const auto limited = container::Cgroup::restore_limits(limits);
-  if (!limited.ok()) log::warn("a memory limit could not be put back", {{"id", session.id()}, {"error", limited.error().message}});
+  if (!limited.ok())
+    log::warn("a memory limit could not be put back",
+              {{"id", session.id()}, {"error", limited.error().message}});
   if (session.journal().was_paused) {
     session.journal().suspended = false;
     return session.finish_held();
@@ -127,8 +135,9 @@ Result<void> settle(const container::Cgroup& cgroup) {
     if (tracers.empty()) break;
     if (steady_clock::now() >= deadline) {
       if (killed) {
-        return make_error(Code::failed_precondition, "process " + std::to_string(*tracers.begin()) +
-                                                         " still traces the container and cannot be ended");
+        return make_error(Code::failed_precondition,
+                          "process " + std::to_string(*tracers.begin()) +
+                              " still traces the container and cannot be ended");
       }
       for (const pid_t tracer : tracers) {
         log::warn("ending a CRIU that was left behind", {{"pid", std::to_string(tracer)}});
@@ -153,12 +162,14 @@ Result<void> kill_container(const container::Cgroup& cgroup) {
     std::erase_if(processes, [](const container::Process& process) { return process.zombie(); });
     if (processes.empty()) return cgroup.thaw();
     ICEBOX_TRY(container::kill_processes(processes));
-    // Only now: a frozen task dies (v1) once it is thawed, and must not run before it has its signal.
+    // Only now: a frozen task dies (v1) once it is thawed, and must not run before it has its
+    // signal.
     ICEBOX_TRY(cgroup.thaw());
     if (steady_clock::now() >= deadline) {
-      return make_error(Code::deadline_exceeded, "process " + std::to_string(processes.front().pid) + " (" +
-                                                     processes.front().command_line + ", state " +
-                                                     std::string(1, processes.front().state) + ") does not end");
+      return make_error(Code::deadline_exceeded,
+                        "process " + std::to_string(processes.front().pid) + " (" +
+                            processes.front().command_line + ", state " +
+                            std::string(1, processes.front().state) + ") does not end");
     }
     sleep_ms(5);
   }
@@ -168,17 +179,22 @@ Result<void> tear_down_restore(Session& session) {
   Engine& engine = session.engine();
   Result<void> outcome;
   const auto note = [&](Result<void> result, const char* what) {
-    if (!result.ok() && result.error().code != Code::not_found && outcome.ok()) outcome = result.error().context(what);
+    if (!result.ok() && result.error().code != Code::not_found && outcome.ok())
+      outcome = result.error().context(what);
   };
   const auto state = engine.runtime.state(session.id());
   if (state.ok() && state->pid > 0) {
-    const auto cgroup = container::Cgroup::of_container(engine.invocation.root, session.id(), state->pid);
+    const auto cgroup =
+        container::Cgroup::of_container(engine.invocation.root, session.id(), state->pid);
     if (cgroup.ok()) note(kill_container(*cgroup), "ending the restored processes");
   }
-  // A killed `runc restore` leaves a bind of the root file system here, which its own delete would empty.
+  // A killed `runc restore` leaves a bind of the root file system here, which its own delete would
+  // empty.
   note(container::unmount_below(engine.invocation.root + "/" + session.id()), "unmounting");
-  const auto removed = engine.runtime.run({.argv = {"delete", "--force", session.id()}}, {.deadline = seconds(30)});
-  if (!removed.ok() && removed.error().code != Code::not_found) note(removed.error(), "removing the container");
+  const auto removed =
+      engine.runtime.run({.argv = {"delete", "--force", session.id()}}, {.deadline = seconds(30)});
+  if (!removed.ok() && removed.error().code != Code::not_found)
+    note(removed.error(), "removing the container");
   note(put_spec_back(session.journal()), "config.json of the bundle");
   if (!outcome.ok()) return outcome;
   return session.forget();
@@ -191,7 +207,8 @@ Result<void> roll_back(Session& session) {
   // A client's Resume that died half-way has been promised: it is completed, not undone.
   if (journal.operation == OperationKind::resume) journal.was_paused = false;
 
-  const auto cgroup = container::Cgroup::of_container(session.engine().invocation.root, session.id(), journal.init.pid);
+  const auto cgroup = container::Cgroup::of_container(session.engine().invocation.root,
+                                                      session.id(), journal.init.pid);
   if (!is_alive(journal.init)) {
     if (cgroup.ok()) ICEBOX_TRY(kill_container(*cgroup));
     return session.finish();

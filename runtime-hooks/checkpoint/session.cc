@@ -19,27 +19,30 @@ Result<std::string> agent_path() {
   auto found = find_program("icebox-gpu");
   if (!found.ok()) {
     return make_error(Code::failed_precondition,
-                      "the GPU agent is missing: icebox-gpu is neither in " + own + " nor in PATH; install it there");
+                      "the GPU agent is missing: icebox-gpu is neither in " + own +
+                          " nor in PATH; install it there");
   }
   return found;
 }
 
-ProcessName myself() {
-  return {::getpid(), process_start_time(::getpid()).value_or(0)};
-}
+ProcessName myself() { return {::getpid(), process_start_time(::getpid()).value_or(0)}; }
 
 }  // namespace
 
 Result<Session> Session::open(Engine& engine, OperationKind kind, const std::string& id) {
-  auto state = ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
+  auto state =
+      ICEBOX_TRY(ContainerState::locate(engine.config.state_dir, engine.invocation.root, id));
   auto lock = ICEBOX_TRY(state.lock());
   Session session(engine, id, std::move(state), std::move(lock));
   auto earlier = ICEBOX_TRY(session.state_.read());
   if (earlier && !earlier->held()) {
     log::warn("an earlier operation ended half-way: rolling it back",
-              {{"id", id}, {"op", std::string(to_string(earlier->operation))}, {"phase", earlier->phase}});
+              {{"id", id},
+               {"op", std::string(to_string(earlier->operation))},
+               {"phase", earlier->phase}});
     session.journal_ = *earlier;
-    ICEBOX_TRY(roll_back(session).context("rolling back an earlier " + std::string(to_string(earlier->operation))));
+    ICEBOX_TRY(roll_back(session).context("rolling back an earlier " +
+                                          std::string(to_string(earlier->operation))));
     earlier = ICEBOX_TRY(session.state_.read());
   }
   if (earlier) {
@@ -56,7 +59,8 @@ Result<Session> Session::open(Engine& engine, OperationKind kind, const std::str
 
 void Session::end_phase() {
   if (phase_.empty()) return;
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - phase_start_);
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - phase_start_);
   timings_[phase_] += ms.count();
   log::info(phase_ + " done", {{"id", id_},
                                {"op", std::string(to_string(journal_.operation))},
@@ -98,7 +102,8 @@ Result<void> Session::forget() {
 std::map<std::string, std::int64_t> Session::timings() const {
   auto result = timings_;
   if (!phase_.empty()) {
-    result[phase_] += std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - phase_start_)
+    result[phase_] += std::chrono::duration_cast<std::chrono::milliseconds>(
+                          std::chrono::steady_clock::now() - phase_start_)
                           .count();
   }
   return result;

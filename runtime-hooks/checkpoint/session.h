@@ -26,12 +26,13 @@ struct Engine {
   OciRuntime runtime;
 };
 
-// One operation on one container: holds its lock, keeps its journal, measures its phases, and starts the GPU agent when
-// the first GPU process turns up. Lives in the engine's main thread (the thread hold is bound to it).
+// One operation on one container: holds its lock, keeps its journal, measures its phases, and
+// starts the GPU agent when the first GPU process turns up. Lives in the engine's main thread (the
+// thread hold is bound to it).
 class Session {
  public:
-  // Takes the lock (unavailable when another operation is under way) and, if an earlier engine died half-way through an
-  // operation on this container, first rolls that back.
+  // Takes the lock (unavailable when another operation is under way) and, if an earlier engine died
+  // half-way through an operation on this container, first rolls that back.
   static Result<Session> open(Engine& engine, OperationKind kind, const std::string& id);
 
   Session(Session&&) = default;
@@ -44,13 +45,13 @@ class Session {
   // Whether a client paused the container through Icebox before this operation.
   [[nodiscard]] bool was_held() const { return was_held_; }
 
-  // Begins a phase: ends the one before, writes the journal, logs a progress line ({"op","phase","event":"start"}), and
-  // passes the fault point "<operation>.<phase>".
+  // Begins a phase: ends the one before, writes the journal, logs a progress line
+  // ({"op","phase","event":"start"}), and passes the fault point "<operation>.<phase>".
   Result<void> enter(const std::string& phase);
   // Writes the journal as it is now.
   Result<void> save() { return state_.write(journal_); }
-  // Ends the last phase; the operation succeeded. The container stays paused with its GPU held / nothing is promised
-  // any more.
+  // Ends the last phase; the operation succeeded. The container stays paused with its GPU held /
+  // nothing is promised any more.
   Result<void> finish_held();
   Result<void> finish();
   // The same for a container that is gone: its directory goes too.
@@ -89,7 +90,8 @@ struct ContainerView {
   container::Cgroup cgroup;
 };
 
-// Looks a container up whose init is alive. failed_precondition when it has ended or was not started.
+// Looks a container up whose init is alive. failed_precondition when it has ended or was not
+// started.
 Result<ContainerView> look_up(Engine& engine, const std::string& id);
 
 }  // namespace icebox::engine

@@ -191,6 +191,16 @@ std::string freeze_file(const std::string& directory, bool unified) {
 
 }  // namespace
 
+bool unified_hierarchy() { return on_unified("/sys/fs/cgroup"); }
+
+Result<std::string> Cgroup::freezer_directory_of(pid_t pid) {
+  const auto paths = ICEBOX_TRY(paths_from_proc(pid));
+  if (paths.freezer.empty()) {
+    return make_error(Code::failed_precondition, "process " + std::to_string(pid) + " is in no cgroup that can be frozen");
+  }
+  return paths.freezer;
+}
+
 Result<Cgroup> Cgroup::of_container(const std::string& runtime_root, const std::string& id, pid_t init) {
   const std::string what = "cgroup of container " + id;
   auto found = find_paths(runtime_root, id, init);

@@ -21,6 +21,9 @@ struct SavedLimit {
   std::string value;  // what was read from it
 };
 
+// Whether this machine (or this mount namespace) runs on cgroup v2 alone: what /sys/fs/cgroup is, as runc and CRIU decide.
+bool unified_hierarchy();
+
 // The cgroup of one container: where its processes are listed and frozen and its memory is limited. Works for cgroup
 // v1 (freezer and memory hierarchies), hybrid and v2. A value: holds paths only. All calls may block on the kernel for
 // as long as they say; none spawns a process.
@@ -30,6 +33,9 @@ class Cgroup {
   // status file ("cgroup-path"), else /proc/<init>/cgroup. not_found when the container has none; failed_precondition
   // when it is the root cgroup or the caller's own (freezing it would freeze the host).
   static Result<Cgroup> of_container(const std::string& runtime_root, const std::string& id, pid_t init);
+
+  // Directory of the cgroup of process `pid` in the hierarchy that freezes (v1 freezer, else v2), whoever it belongs to.
+  static Result<std::string> freezer_directory_of(pid_t pid);
 
   // From absolute paths. `freezer` is the v2 directory or the v1 freezer directory; `memory` may be empty.
   static Cgroup from_paths(bool unified, std::string freezer, std::string memory);

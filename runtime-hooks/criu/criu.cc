@@ -38,8 +38,9 @@ constexpr std::array kConsequences = {
 };
 
 bool is_consequence(std::string_view text) {
-  return std::any_of(kConsequences.begin(), kConsequences.end(),
-                     [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
+  return std::any_of(kConsequences.begin(), kConsequences.end(), [&](std::string_view part) {
+    return text.find(part) != std::string_view::npos;
+  });
 }
 
 std::string folder_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
@@ -54,7 +55,8 @@ std::string to_string(const Version& version) {
 
 Result<Version> parse_version(std::string_view text) {
   constexpr std::string_view kLabel = "Version:";
-  if (const auto at = text.find(kLabel); at != std::string_view::npos) text.remove_prefix(at + kLabel.size());
+  if (const auto at = text.find(kLabel); at != std::string_view::npos)
+    text.remove_prefix(at + kLabel.size());
   text = trim(text.substr(0, text.find('\n')));
   text = text.substr(0, text.find_first_not_of("0123456789."));
   const auto parts = split(text, '.', SplitEmpty::keep);
@@ -64,7 +66,8 @@ Result<Version> parse_version(std::string_view text) {
   }
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto number = ICEBOX_TRY(parse_u64(parts[i]).context("not a CRIU version"));
-    if (number > 100000) return make_error(Code::invalid_argument, "not a CRIU version: '" + std::string(text) + "'");
+    if (number > 100000)
+      return make_error(Code::invalid_argument, "not a CRIU version: '" + std::string(text) + "'");
     numbers[i] = static_cast<int>(number);
   }
   return Version{numbers[0], numbers[1], numbers[2]};
@@ -76,26 +79,31 @@ Result<Criu> find_criu(const std::string& configured) {
   if (wanted.empty()) wanted = ::access(kPrivateCriu, X_OK) == 0 ? kPrivateCriu : "criu";
   auto found = find_program(wanted);
   if (!found.ok()) {
-    return make_error(Code::failed_precondition, "CRIU is missing: " + found.error().message + "; " + kWayOut);
+    return make_error(Code::failed_precondition,
+                      "CRIU is missing: " + found.error().message + "; " + kWayOut);
   }
   criu.program = std::move(found).value();
   if (criu.program.substr(criu.program.rfind('/') + 1) != "criu" || criu.program[0] != '/') {
-    return make_error(Code::failed_precondition, "CRIU must be an absolute path that ends in /criu, but is '" +
-                                                     criu.program + "': the OCI runtime looks for that name in PATH");
+    return make_error(Code::failed_precondition,
+                      "CRIU must be an absolute path that ends in /criu, but is '" + criu.program +
+                          "': the OCI runtime looks for that name in PATH");
   }
-  const auto output = run({.argv = {criu.program, "--version"}}, {.deadline = std::chrono::seconds(10)});
+  const auto output =
+      run({.argv = {criu.program, "--version"}}, {.deadline = std::chrono::seconds(10)});
   if (!output.ok() || output->wait_status != 0) {
     const std::string why = output.ok() ? std::string(trim(output->err)) : output.error().message;
-    return make_error(Code::failed_precondition, "CRIU does not run: " + criu.program + " --version: " + why + "; " + kWayOut);
+    return make_error(Code::failed_precondition,
+                      "CRIU does not run: " + criu.program + " --version: " + why + "; " + kWayOut);
   }
   const auto version = parse_version(output->out);
   if (!version.ok()) {
-    return make_error(Code::failed_precondition, criu.program + " --version: " + version.error().message + "; " + kWayOut);
+    return make_error(Code::failed_precondition,
+                      criu.program + " --version: " + version.error().message + "; " + kWayOut);
   }
   criu.version = *version;
   if (criu.version < kMinimum) {
-    return make_error(Code::failed_precondition, "CRIU " + to_string(criu.version) + " (" + criu.program +
-                                                     ") is too old: " + kWayOut);
+    return make_error(Code::failed_precondition, "CRIU " + to_string(criu.version) + " (" +
+                                                     criu.program + ") is too old: " + kWayOut);
   }
   return criu;
 }
@@ -105,14 +113,16 @@ std::vector<std::string> runtime_environment(const Criu& criu, const std::string
   std::vector<std::string> environment;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
-    if (text.starts_with("PATH=") || text.starts_with("CRIU_LIBS_DIR=") || text.starts_with("CRIU_CONFIG_FILE=") ||
-        text.starts_with("NOTIFY_SOCKET=")) {
+    if (text.starts_with("PATH=") || text.starts_with("CRIU_LIBS_DIR=") ||
+        text.starts_with("CRIU_CONFIG_FILE=") || text.starts_with("NOTIFY_SOCKET=")) {
       continue;
     }
     environment.emplace_back(text);
   }
   const char* path = std::getenv("PATH");
-  environment.push_back("PATH=" + folder_of(criu.program) + (path != nullptr ? ":" + std::string(path) : std::string(":/usr/sbin:/usr/bin:/sbin:/bin")));
+  environment.push_back(
+      "PATH=" + folder_of(criu.program) +
+      (path != nullptr ? ":" + std::string(path) : std::string(":/usr/sbin:/usr/bin:/sbin:/bin")));
   environment.push_back("CRIU_LIBS_DIR=" + empty_folder);
   if (!config_file.empty()) environment.push_back("CRIU_CONFIG_FILE=" + config_file);
   return environment;
@@ -125,7 +135,8 @@ std::string last_error_in(std::string_view log_text) {
     const auto at = line.find("Error (");
     if (at == std::string_view::npos) continue;
     const auto close = line.find("): ", at);
-    const auto text = trim(close == std::string_view::npos ? line.substr(at) : line.substr(close + 3));
+    const auto text =
+        trim(close == std::string_view::npos ? line.substr(at) : line.substr(close + 3));
     if (text.empty()) continue;
     fallback = text;
     if (!is_consequence(text)) best = text;
