@@ -23,17 +23,25 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-/// Reserves `size` bytes of addresses, aligned like device memory; 0 if there are none.
+/// Reserves `size` bytes of addresses, aligned like device memory; 0 if there are none. A page
+/// without access on either side keeps the kernel from joining device memory with what lies beside
+/// it.
 std::uint64_t reserve_addresses(std::uint64_t size) {
-  void* whole = ::mmap(nullptr, size + kDeviceAlignment, PROT_NONE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const std::uint64_t room = size + kDeviceAlignment + 2 * kPage;
+  void* whole =
+      ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (whole == MAP_FAILED) return 0;
   const auto start = reinterpret_cast<std::uint64_t>(whole);
-  const std::uint64_t aligned = round_up(start, kDeviceAlignment);
-  if (aligned > start) ::munmap(whole, aligned - start);
-  const std::uint64_t tail = start + kDeviceAlignment - aligned;
-  if (tail > 0) ::munmap(reinterpret_cast<void*>(aligned + size), tail);
-  return aligned;
+  const std::uint64_t address = round_up(start + kPage, kDeviceAlignment);
+  const std::uint64_t head = address - kPage - start;
+  if (head > 0) ::munmap(whole, head);
+  const std::uint64_t tail = start + room - (address + size + kPage);
+  if (tail > 0) ::munmap(reinterpret_cast<void*>(address + size + kPage), tail);
+  return address;
+}
+
+void give_back_addresses(std::uint64_t address, std::uint64_t size) {
+  ::munmap(reinterpret_cast<void*>(address - kPage), size + 2 * kPage);
 }
 
 Usage& usage_of(const cu::ContextObject& context) { return mailbox().usage[context.gpu]; }
@@ -54,7 +62,7 @@ void fill_context_image(std::uint64_t address, std::uint64_t size) {
 
 void erase_allocation(std::vector<Allocation>::iterator at) {
   usage_of(*at->context).bytes -= at->size;
-  ::munmap(reinterpret_cast<void*>(at->address), at->size);
+  give_back_addresses(at->address, at->size);
   driver().allocations.erase(at);
 }
 
@@ -147,7 +155,7 @@ cu::Result allocate(cu::ContextObject& context, std::size_t bytes, bool context_
   address = reserve_addresses(size);
   if (address == 0) return cu::Result::out_of_memory;
   if (!map_device(address, size)) {
-    ::munmap(reinterpret_cast<void*>(address), size);
+    give_back_addresses(address, size);
     return cu::Result::out_of_memory;
   }
   auto& all = driver().allocations;
