@@ -3,7 +3,6 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -61,21 +60,33 @@ class SupervisorTest : public ::testing::Test {
     return [this](const ProcessExit& exit) { exits_.push_back(exit); };
   }
 
-  // A shell whose standard streams we hold: it writes a line with a pid, then reads its stdin.
+  // A process whose child has ended and which does with it what we say: 'r' reaps it, the end of
+  // the pipe ends the parent. (Not a shell: those reap when they please.)
   struct Parent {
-    testing::Pipe to = testing::make_pipe();
-    testing::Pipe from = testing::make_pipe();
-    pid_t shell = 0;
+    UniqueFd orders;
     pid_t child = 0;
   };
-  Parent start_parent(const std::string& script) {
+  Parent start_parent() {
+    auto orders = testing::make_pipe();
+    auto answers = testing::make_pipe();
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      orders.write.reset();
+      const pid_t child = ::fork();
+      if (child == 0) ::_exit(9);
+      siginfo_t info = {};
+      ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
+      static_cast<void>(::write(answers.write.get(), &child, sizeof child) > 0);
+      char order = 0;
+      while (::read(orders.read.get(), &order, 1) == 1) ::waitpid(child, nullptr, 0);
+      ::_exit(0);
+    }
+    EXPECT_GT(pid, 0);
+    EXPECT_TRUE(supervisor_.watch_pid(pid, [](const ProcessExit&) {}).ok());
     Parent parent;
-    PidRef shell = spawn_shell(script, {{parent.to.read.get(), 0}, {parent.from.write.get(), 1}});
-    parent.shell = shell.pid();
-    EXPECT_TRUE(supervisor_.watch(std::move(shell), [](const ProcessExit&) {}).ok());
-    parent.to.read.reset();
-    parent.from.write.reset();
-    parent.child = static_cast<pid_t>(std::stol(testing::get(parent.from.read)));
+    parent.orders = std::move(orders.write);
+    EXPECT_EQ(::read(answers.read.get(), &parent.child, sizeof parent.child),
+              static_cast<ssize_t>(sizeof parent.child));
     return parent;
   }
 
@@ -145,18 +156,7 @@ TEST_F(SupervisorTest, AnOrphanedGrandchildIsReportedEvenWhenItIsAZombieAlready)
 }
 
 TEST_F(SupervisorTest, AnExitThatTheParentStillHoldsIsReportedAfterTheParentEnded) {
-  // The parent becomes cat, which reaps nobody, before its child ends.
-  testing::TempDir dir;
-  const std::string gate = dir / "gate";
-  ASSERT_EQ(::mkfifo(gate.c_str(), 0700), 0);
-  Parent parent = start_parent("(read x < " + gate + "; exit 9) & echo $!; exec cat");
-  ASSERT_TRUE(turn_until(*loop_, [&] {
-    std::string name;
-    std::getline(std::ifstream("/proc/" + std::to_string(parent.shell) + "/comm"), name);
-    return name == "cat";
-  }));
-  UniqueFd(::open(gate.c_str(), O_WRONLY | O_CLOEXEC)).reset();
-  ASSERT_TRUE(becomes(parent.child, 'Z'));
+  Parent parent = start_parent();
   ASSERT_TRUE(supervisor_.watch_pid(parent.child, record()).ok());
   // Long enough for several retries: the exit cannot be known yet, and the loop must not spin on
   // it.
@@ -168,20 +168,19 @@ TEST_F(SupervisorTest, AnExitThatTheParentStillHoldsIsReportedAfterTheParentEnde
   }
   EXPECT_TRUE(exits_.empty());
   EXPECT_LE(turns, 30);
-  parent.to.write.reset();
+  parent.orders.reset();
   ASSERT_TRUE(turn_until(*loop_, [&] { return !exits_.empty(); }));
   EXPECT_EQ(exits_[0].exit_code, 9U);
   ASSERT_TRUE(turn_until(*loop_, [&] { return supervisor_.count() == 0; }));
 }
 
 TEST_F(SupervisorTest, AnExitThatTheParentReapedIsReportedAsUnknown) {
-  Parent parent = start_parent("(exit 3) & echo $!; read x; wait; read y; exit 0");
-  ASSERT_TRUE(becomes(parent.child, 'Z'));
+  Parent parent = start_parent();
   ASSERT_TRUE(supervisor_.watch_pid(parent.child, record()).ok());
-  testing::put(parent.to.write, "go\n");
+  testing::put(parent.orders, "r");
   ASSERT_TRUE(turn_until(*loop_, [&] { return !exits_.empty(); }));
   EXPECT_EQ(exits_[0].exit_code, 255U);
-  parent.to.write.reset();
+  parent.orders.reset();
   ASSERT_TRUE(turn_until(*loop_, [&] { return supervisor_.count() == 0; }));
 }
 
