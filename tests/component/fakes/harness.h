@@ -55,8 +55,8 @@ class Process {
   /// Its wait status; -1 if it has not ended within `limit`.
   int wait(milliseconds limit = 20s);
 
-  /// Somebody else ends and reaps it now, or it was replaced (CRIU).
-  void disown() { pid_ = -1; }
+  /// Another process stands for it now (the test is its reaper): CRIU has restored it.
+  void adopt(pid_t pid) { pid_ = pid; }
 
  private:
   pid_t pid_ = -1;
