@@ -40,9 +40,9 @@ struct Restoring {
   CheckpointDirectory checkpoint;
   criu::Criu criu;
   std::vector<cuda::GpuPair> gpu_map;
-  std::string
-      cgroup_root;  // where CRIU is to put the tree on cgroup v2, empty: the runtime tells it
-  SpecMemory memory_before;  // set when the limit was raised for the restore
+  std::string cgroup_root;      // where CRIU is to put the tree (v2), empty: the runtime tells it
+  bool ignore_cgroups = false;  // CRIU leaves the tree in the cgroup that it runs in
+  SpecMemory memory_before;     // set when the limit was raised for the restore
   bool memory_raised = false;
 
   [[nodiscard]] bool has_gpu() const { return !checkpoint.info.processes.empty(); }
@@ -68,6 +68,20 @@ Result<void> check_host(Restoring& restoring) {
   return {};
 }
 
+// runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped.
+// Where that cannot be said in CRIU's words, or v1 hierarchies exist beside v2 (all of which CRIU
+// would rebuild below the new path), CRIU leaves cgroups alone: the tree then lands in the one that
+// the runtime put CRIU into.
+void place_tree(Restoring& restoring, const std::string& cgroups_path) {
+  if (!container::unified_hierarchy()) return;
+  const auto path = unified_cgroup_path(cgroups_path);
+  if (path.empty() || container::has_v1_hierarchies()) {
+    restoring.ignore_cgroups = true;
+  } else {
+    restoring.cgroup_root = path;
+  }
+}
+
 // The bundle's config.json as the restore needs it: a cgroup of its own, and room for the GPU state
 // that is part of the processes' memory until the driver has taken it.
 Result<void> prepare_spec(Restoring& restoring) {
@@ -81,9 +95,7 @@ Result<void> prepare_spec(Restoring& restoring) {
     // This stays: it is where the restored container lives.
     ICEBOX_TRY(write_file_atomic(path, json_text(spec), 0600, Durable::no));
   }
-  // runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped.
-  restoring.cgroup_root =
-      container::unified_hierarchy() ? unified_cgroup_path(spec_cgroups_path(spec)) : "";
+  place_tree(restoring, spec_cgroups_path(spec));
   const auto before = spec_memory(spec);
   const std::string kept = json_text(spec);
   const std::uint64_t extra = info.gpu_bytes() + info.gpu_bytes() / 10;
@@ -117,6 +129,8 @@ std::vector<std::string> runtime_arguments(const Restoring& restoring) {
     arguments.push_back(recorded[i]);
     if (with_value) arguments.push_back(recorded[i + 1]);
   }
+  if (restoring.ignore_cgroups)
+    arguments.insert(arguments.end(), {"--manage-cgroups-mode", "ignore"});
   for (const std::string& word :
        {std::string("--image-path"), restoring.directory, std::string("--work-path"),
         restoring.work, restoring.session.id()}) {
@@ -264,7 +278,7 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
                       "once Start has answered");
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::restore, args.positional[0]));
-  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, {}, false};
+  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, false, {}, false};
   restoring.directory = absolute(args.value("image-path").value_or("checkpoint"));
   restoring.bundle = absolute(args.value("bundle").value_or(args.value("b").value_or(".")));
   const auto checked = [&]() -> Result<void> {

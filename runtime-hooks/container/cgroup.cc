@@ -8,9 +8,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
+
+#include <nlohmann/json.hpp>
 
 #include "oci/base/fault.h"
 #include "oci/base/file.h"
@@ -22,9 +23,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::size_t kMaxState = 16 * 1024 * 1024;   // runc's state.json holds the whole configuration
-constexpr std::size_t kMaxControl = 64 * 1024;        // one value or a few lines
-constexpr std::size_t kMaxProcesses = 64 * 1024 * 1024;  // cgroup.procs: 4 million pids of 8 bytes fit
+constexpr std::size_t kMaxState =
+    16 * 1024 * 1024;                           // runc's state.json holds the whole configuration
+constexpr std::size_t kMaxControl = 64 * 1024;  // one value or a few lines
+constexpr std::size_t kMaxProcesses =
+    64 * 1024 * 1024;  // cgroup.procs: 4 million pids of 8 bytes fit
 
 bool on_unified(const std::string& path) {
   struct statfs info = {};
@@ -42,16 +45,20 @@ struct HierarchyMount {
   std::string root;  // the cgroup that is mounted there: not "/" for a bind or a cgroup namespace's
 };
 
-HierarchyMount find_hierarchy(const std::vector<Mount>& mounts, std::string_view type, std::string_view option) {
+HierarchyMount find_hierarchy(const std::vector<Mount>& mounts, std::string_view type,
+                              std::string_view option) {
   HierarchyMount found;
   for (const auto& mount : mounts) {
     if (mount.type != type) continue;
     const auto options = split(mount.super_options, ',', SplitEmpty::drop);
-    if (!option.empty() && std::find(options.begin(), options.end(), option) == options.end()) continue;
+    if (!option.empty() && std::find(options.begin(), options.end(), option) == options.end())
+      continue;
     struct stat info = {};
-    if (::stat(mount.point.c_str(), &info) != 0 || info.st_dev != mount.device) continue;  // covered by another mount
+    if (::stat(mount.point.c_str(), &info) != 0 || info.st_dev != mount.device)
+      continue;  // covered by another mount
     // Of several points the shortest is the usual one.
-    if (found.point.empty() || mount.point.size() < found.point.size()) found = {mount.point, mount.root};
+    if (found.point.empty() || mount.point.size() < found.point.size())
+      found = {mount.point, mount.root};
   }
   return found;
 }
@@ -73,9 +80,11 @@ struct Paths {
 Result<Paths> paths_by_name(const std::string& freezer_name, const std::string& memory_name,
                             const std::string& unified_name) {
   const auto mounts = ICEBOX_TRY(read_mounts());
-  // Hybrid machines have v1 controllers and an empty v2 hierarchy: a mounted v1 freezer is the one runtimes use.
+  // Hybrid machines have v1 controllers and an empty v2 hierarchy: a mounted v1 freezer is the one
+  // runtimes use. Where /sys/fs/cgroup is v2 they use that, whatever else is mounted (CRIU mounts
+  // every hierarchy for itself).
   const auto freezer = find_hierarchy(mounts, "cgroup", "freezer");
-  if (!freezer.point.empty()) {
+  if (!freezer.point.empty() && !unified_hierarchy()) {
     return Paths{below_mount(freezer, freezer_name),
                  below_mount(find_hierarchy(mounts, "cgroup", "memory"), memory_name)};
   }
@@ -95,7 +104,8 @@ Paths paths_from_runc(const json& state) {
 
 // A runtime's state file. not_found when there is none.
 Result<json> read_json(const std::string& path) {
-  auto value = json::parse(ICEBOX_TRY(read_file(path, kMaxState)), nullptr, /*allow_exceptions=*/false);
+  auto value =
+      json::parse(ICEBOX_TRY(read_file(path, kMaxState)), nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return make_error(Code::unknown, path + " is not a JSON object");
   return value;
 }
@@ -111,7 +121,8 @@ Result<Paths> paths_from_proc(pid_t init) {
     const auto second = line.find(':', first + 1);
     if (first == std::string_view::npos || second == std::string_view::npos) continue;
     const auto path = std::string(line.substr(second + 1));
-    const auto controllers = split(line.substr(first + 1, second - first - 1), ',', SplitEmpty::drop);
+    const auto controllers =
+        split(line.substr(first + 1, second - first - 1), ',', SplitEmpty::drop);
     if (controllers.empty()) unified = path;
     for (const auto controller : controllers) {
       if (controller == "freezer") freezer = path;
@@ -142,20 +153,22 @@ Result<Paths> find_paths(const std::string& runtime_root, const std::string& id,
 }
 
 // Appends the processes of `directory` and of the cgroups below it.
-Result<void> collect_processes(const std::string& directory, bool unified, bool skip_frozen, bool top,
-                               std::vector<pid_t>& pids) {
+Result<void> collect_processes(const std::string& directory, bool unified, bool skip_frozen,
+                               bool top, std::vector<pid_t>& pids) {
   const auto text = read_file(directory + "/cgroup.procs", kMaxProcesses);
   if (text.ok()) {
     for (const auto line : split(*text, '\n', SplitEmpty::drop)) {
       const auto pid = static_cast<pid_t>(ICEBOX_TRY(parse_i64(line)));
       if (pid == 0) {
-        return make_error(Code::failed_precondition, "a process of " + directory +
-                                                         " is outside of this pid namespace: run on the host");
+        return make_error(
+            Code::failed_precondition,
+            "a process of " + directory + " is outside of this pid namespace: run on the host");
       }
       pids.push_back(pid);
     }
   } else if (text.error().sys_errno != EOPNOTSUPP || top) {
-    // EOPNOTSUPP: a threaded v2 cgroup, whose processes its domain lists. ENODEV: removed since it was opened.
+    // EOPNOTSUPP: a threaded v2 cgroup, whose processes its domain lists. ENODEV: removed since it
+    // was opened.
     const bool gone = text.error().code == Code::not_found || text.error().sys_errno == ENODEV;
     if (gone && !top) return {};
     if (gone) return make_error(Code::not_found, "cgroup " + directory + " is gone");
@@ -168,7 +181,8 @@ Result<void> collect_processes(const std::string& directory, bool unified, bool 
     struct stat info = {};
     if (::lstat(child.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
     if (skip_frozen) {
-      const auto own = read_file(child + (unified ? "/cgroup.freeze" : "/freezer.self_freezing"), kMaxControl);
+      const auto own =
+          read_file(child + (unified ? "/cgroup.freeze" : "/freezer.self_freezing"), kMaxControl);
       if (own.ok() && trim(*own) == "1") continue;
     }
     ICEBOX_TRY(collect_processes(child, unified, skip_frozen, false, pids));
@@ -176,7 +190,8 @@ Result<void> collect_processes(const std::string& directory, bool unified, bool 
   return {};
 }
 
-Result<std::vector<pid_t>> list_processes(const std::string& directory, bool unified, bool skip_frozen) {
+Result<std::vector<pid_t>> list_processes(const std::string& directory, bool unified,
+                                          bool skip_frozen) {
   std::vector<pid_t> pids;
   ICEBOX_TRY(collect_processes(directory, unified, skip_frozen, true, pids));
   std::sort(pids.begin(), pids.end());
@@ -193,15 +208,25 @@ std::string freeze_file(const std::string& directory, bool unified) {
 
 bool unified_hierarchy() { return on_unified("/sys/fs/cgroup"); }
 
+bool has_v1_hierarchies() {
+  const auto text = read_file("/proc/self/cgroup", kMaxControl);
+  if (!text.ok()) return false;
+  const auto lines = split(*text, '\n', SplitEmpty::drop);
+  return std::any_of(lines.begin(), lines.end(),
+                     [](std::string_view line) { return !line.starts_with("0:"); });
+}
+
 Result<std::string> Cgroup::freezer_directory_of(pid_t pid) {
   const auto paths = ICEBOX_TRY(paths_from_proc(pid));
   if (paths.freezer.empty()) {
-    return make_error(Code::failed_precondition, "process " + std::to_string(pid) + " is in no cgroup that can be frozen");
+    return make_error(Code::failed_precondition,
+                      "process " + std::to_string(pid) + " is in no cgroup that can be frozen");
   }
   return paths.freezer;
 }
 
-Result<Cgroup> Cgroup::of_container(const std::string& runtime_root, const std::string& id, pid_t init) {
+Result<Cgroup> Cgroup::of_container(const std::string& runtime_root, const std::string& id,
+                                    pid_t init) {
   const std::string what = "cgroup of container " + id;
   auto found = find_paths(runtime_root, id, init);
   if (!found.ok()) return std::move(found).error().context(what);
@@ -210,20 +235,23 @@ Result<Cgroup> Cgroup::of_container(const std::string& runtime_root, const std::
   if (paths.freezer.empty()) {
     return make_error(Code::not_found, what + ": no freezer hierarchy holds it");
   }
-  if (!exists(paths.freezer)) return make_error(Code::not_found, what + ": " + paths.freezer + " is gone");
+  if (!exists(paths.freezer))
+    return make_error(Code::not_found, what + ": " + paths.freezer + " is gone");
   const bool unified = on_unified(paths.freezer);
   if (!exists(freeze_file(paths.freezer, unified))) {
     return make_error(Code::failed_precondition,
-                      what + ": " + paths.freezer + " is the root cgroup, freezing it would freeze the machine: give "
-                      "the container a cgroup of its own");
+                      what + ": " + paths.freezer +
+                          " is the root cgroup, freezing it would freeze the machine: give "
+                          "the container a cgroup of its own");
   }
   const Cgroup cgroup = from_paths(unified, paths.freezer, paths.memory);
   const auto pids = cgroup.processes();
   if (!pids.ok()) return pids.error().context(what);
   if (std::binary_search(pids->begin(), pids->end(), ::getpid())) {
     return make_error(Code::failed_precondition,
-                      what + ": " + paths.freezer + " holds this program too, which would freeze itself: give the "
-                      "container a cgroup of its own");
+                      what + ": " + paths.freezer +
+                          " holds this program too, which would freeze itself: give the "
+                          "container a cgroup of its own");
   }
   return cgroup;
 }
@@ -236,9 +264,13 @@ Cgroup Cgroup::from_paths(bool unified, std::string freezer, std::string memory)
   return cgroup;
 }
 
-Result<std::vector<pid_t>> Cgroup::processes() const { return list_processes(freezer_, unified_, false); }
+Result<std::vector<pid_t>> Cgroup::processes() const {
+  return list_processes(freezer_, unified_, false);
+}
 
-Result<std::vector<pid_t>> Cgroup::processes_thawed_with() const { return list_processes(freezer_, unified_, true); }
+Result<std::vector<pid_t>> Cgroup::processes_thawed_with() const {
+  return list_processes(freezer_, unified_, true);
+}
 
 Result<void> Cgroup::move_process(const std::string& cgroup_dir, pid_t pid) {
   return write_control_file(cgroup_dir + "/cgroup.procs", std::to_string(pid))

@@ -39,7 +39,13 @@ Result<void> move_out(const container::Cgroup& cgroup, pid_t init, const std::st
 }
 
 Result<void> freeze_tree(pid_t init, const std::string& home) {
-  const auto cgroup = ICEBOX_TRY(container::Cgroup::of_container("", "", init));
+  // Not of_container(): it refuses a cgroup that the caller is in, as this script still is.
+  const auto directory = ICEBOX_TRY(container::Cgroup::freezer_directory_of(init));
+  if (directory == home) {
+    return make_error(Code::failed_precondition,
+                      "the container shares the cgroup " + home + " with its engine");
+  }
+  const auto cgroup = container::Cgroup::from_paths(container::unified_hierarchy(), directory, "");
   ICEBOX_TRY(move_out(cgroup, init, home));
   return cgroup.request_freeze();
 }

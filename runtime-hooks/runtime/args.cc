@@ -11,17 +11,26 @@
 namespace icebox::engine {
 namespace {
 
-constexpr std::array kGlobalWithValue = {std::string_view("root"), std::string_view("log"), std::string_view("log-format"),
-                                         std::string_view("criu"), std::string_view("rootless"),
-                                         std::string_view("cgroup-manager")};
+constexpr std::array kGlobalWithValue = {
+    std::string_view("root"), std::string_view("log"),      std::string_view("log-format"),
+    std::string_view("criu"), std::string_view("rootless"), std::string_view("cgroup-manager")};
 
 // Options of checkpoint, restore, kill, delete that take a value (runc 1.1 to 1.5, crun).
-constexpr std::array kCommandWithValue = {
-    std::string_view("image-path"),       std::string_view("work-path"),    std::string_view("parent-path"),
-    std::string_view("status-fd"),        std::string_view("page-server"),  std::string_view("manage-cgroups-mode"),
-    std::string_view("empty-ns"),         std::string_view("console-socket"), std::string_view("bundle"),
-    std::string_view("b"),                std::string_view("pid-file"),     std::string_view("lsm-profile"),
-    std::string_view("lsm-mount-context"), std::string_view("network-lock"), std::string_view("preserve-fds")};
+constexpr std::array kCommandWithValue = {std::string_view("image-path"),
+                                          std::string_view("work-path"),
+                                          std::string_view("parent-path"),
+                                          std::string_view("status-fd"),
+                                          std::string_view("page-server"),
+                                          std::string_view("manage-cgroups-mode"),
+                                          std::string_view("empty-ns"),
+                                          std::string_view("console-socket"),
+                                          std::string_view("bundle"),
+                                          std::string_view("b"),
+                                          std::string_view("pid-file"),
+                                          std::string_view("lsm-profile"),
+                                          std::string_view("lsm-mount-context"),
+                                          std::string_view("network-lock"),
+                                          std::string_view("preserve-fds")};
 
 template <typename Names>
 bool takes_value(const Names& names, std::string_view name) {
@@ -30,7 +39,8 @@ bool takes_value(const Names& names, std::string_view name) {
 
 // Parses the option word args[at]; advances `at` past what it used.
 template <typename Names>
-Result<Option> take_option(const std::vector<std::string>& args, std::size_t& at, const Names& with_value) {
+Result<Option> take_option(const std::vector<std::string>& args, std::size_t& at,
+                           const Names& with_value) {
   std::string word = args[at++];
   word.erase(0, word.starts_with("--") ? 2 : 1);
   Option option;
@@ -39,7 +49,8 @@ Result<Option> take_option(const std::vector<std::string>& args, std::size_t& at
   if (equals != std::string::npos) {
     option.value = word.substr(equals + 1);
   } else if (takes_value(with_value, option.name)) {
-    if (at >= args.size()) return make_error(Code::invalid_argument, "option --" + option.name + " needs a value");
+    if (at >= args.size())
+      return make_error(Code::invalid_argument, "option --" + option.name + " needs a value");
     option.value = args[at++];
   }
   return option;
@@ -57,7 +68,8 @@ std::string absolute(const std::string& path) {
 }  // namespace
 
 bool CommandArgs::has(std::string_view name) const {
-  return std::any_of(options.begin(), options.end(), [&](const Option& o) { return o.name == name && o.value != "false"; });
+  return std::any_of(options.begin(), options.end(),
+                     [&](const Option& o) { return o.name == name && o.value != "false"; });
 }
 
 std::optional<std::string> CommandArgs::value(std::string_view name) const {
@@ -68,14 +80,16 @@ std::optional<std::string> CommandArgs::value(std::string_view name) const {
   return found;
 }
 
-Result<Invocation> parse_invocation(const std::vector<std::string>& args, const std::string& runtime_name) {
+Result<Invocation> parse_invocation(const std::vector<std::string>& args,
+                                    const std::string& runtime_name) {
   Invocation invocation;
   invocation.root = "/run/" + runtime_name.substr(runtime_name.rfind('/') + 1);
   std::size_t at = 0;
   while (at < args.size() && is_option(args[at])) {
     const std::size_t first = at;
     const auto option = ICEBOX_TRY(take_option(args, at, kGlobalWithValue));
-    invocation.global.insert(invocation.global.end(), args.begin() + static_cast<std::ptrdiff_t>(first),
+    invocation.global.insert(invocation.global.end(),
+                             args.begin() + static_cast<std::ptrdiff_t>(first),
                              args.begin() + static_cast<std::ptrdiff_t>(at));
     if (option.name == "root" && option.value) invocation.root = absolute(*option.value);
     if (option.name == "log" && option.value) invocation.log_file = *option.value;
@@ -88,7 +102,8 @@ Result<Invocation> parse_invocation(const std::vector<std::string>& args, const 
   return invocation;
 }
 
-Result<CommandArgs> parse_command(const std::string& command, const std::vector<std::string>& rest) {
+Result<CommandArgs> parse_command(const std::string& command,
+                                  const std::vector<std::string>& rest) {
   CommandArgs parsed;
   std::size_t at = 0;
   bool only_positional = false;

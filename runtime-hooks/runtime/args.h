@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// runc's command line (urfave/cli): global options, a command, its options, then positional arguments. crun takes the
-// same. Unknown options are kept: what the engine does not handle itself goes to the runtime word for word.
+// runc's command line (urfave/cli): global options, a command, its options, then positional
+// arguments. crun takes the same. Unknown options are kept: what the engine does not handle itself
+// goes to the runtime word for word.
 #pragma once
 
 #include <optional>
@@ -37,15 +38,16 @@ struct Invocation {
   bool log_json = false;            // --log-format json
   bool debug = false;
   bool systemd_cgroup = false;
-  std::string command;              // empty when there is none (--version, --help)
-  std::vector<std::string> rest;    // everything behind the command, word for word
+  std::string command;            // empty when there is none (--version, --help)
+  std::vector<std::string> rest;  // everything behind the command, word for word
 };
 
 // Splits a command line (without argv[0]). invalid_argument when an option lacks its value.
-Result<Invocation> parse_invocation(const std::vector<std::string>& args, const std::string& runtime_name);
+Result<Invocation> parse_invocation(const std::vector<std::string>& args,
+                                    const std::string& runtime_name);
 
-// Parses what follows `command` (checkpoint, restore, pause, resume, kill, delete). Options may stand on both sides of
-// the positional arguments; "--" ends them.
+// Parses what follows `command` (checkpoint, restore, pause, resume, kill, delete). Options may
+// stand on both sides of the positional arguments; "--" ends them.
 Result<CommandArgs> parse_command(const std::string& command, const std::vector<std::string>& rest);
 
 }  // namespace icebox::engine

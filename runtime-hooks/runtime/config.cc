@@ -18,11 +18,14 @@ namespace {
 
 constexpr std::size_t kMaxConfig = 1024 * 1024;
 
-Error at_line(const std::string& path, const toml::source_region& source, const std::string& message) {
-  return make_error(Code::invalid_argument, path + ":" + std::to_string(source.begin.line) + ": " + message);
+Error at_line(const std::string& path, const toml::source_region& source,
+              const std::string& message) {
+  return make_error(Code::invalid_argument,
+                    path + ":" + std::to_string(source.begin.line) + ": " + message);
 }
 
-Result<void> set_key(Config& config, const std::string& key, const toml::node& value, const std::string& path) {
+Result<void> set_key(Config& config, const std::string& key, const toml::node& value,
+                     const std::string& path) {
   std::string* text = nullptr;
   if (key == "runtime") text = &config.runtime;
   if (key == "criu") text = &config.criu;
@@ -31,20 +34,24 @@ Result<void> set_key(Config& config, const std::string& key, const toml::node& v
   if (key == "state_dir") text = &config.state_dir;
   if (text != nullptr) {
     const auto given = value.value_exact<std::string>();
-    if (!given || given->empty()) return at_line(path, value.source(), "'" + key + "' must be a string in quotes, not empty");
+    if (!given || given->empty())
+      return at_line(path, value.source(), "'" + key + "' must be a string in quotes, not empty");
     *text = *given;
     return {};
   }
   if (key == "lock_timeout_ms") {
     const auto given = value.value_exact<std::int64_t>();
     if (!given || *given < 1 || *given > 3'600'000) {
-      return at_line(path, value.source(), "'lock_timeout_ms' must be a number of milliseconds from 1 to 3600000");
+      return at_line(path, value.source(),
+                     "'lock_timeout_ms' must be a number of milliseconds from 1 to 3600000");
     }
     config.lock_timeout = std::chrono::milliseconds(*given);
     return {};
   }
-  return at_line(path, value.source(), "unknown key '" + key +
-                                           "'; known are runtime, criu, libcuda, libnvidia_ml, lock_timeout_ms, state_dir");
+  return at_line(
+      path, value.source(),
+      "unknown key '" + key +
+          "'; known are runtime, criu, libcuda, libnvidia_ml, lock_timeout_ms, state_dir");
 }
 
 }  // namespace

@@ -16,18 +16,20 @@ inline constexpr const char* kRuntimeVariable = "ICEBOX_RUNTIME";
 // The engine's configuration, with its defaults. TOML keys have the same names.
 struct Config {
   std::string runtime = "runc";  // OCI runtime: a name in PATH or an absolute path
-  std::string criu;              // empty: the private prefix of scripts/setup.sh if there, else `criu` in PATH
+  std::string criu;  // empty: the private prefix of scripts/setup.sh if there, else `criu` in PATH
   std::string libcuda = "libcuda.so.1";
   std::string libnvidia_ml = "libnvidia-ml.so.1";
-  std::chrono::milliseconds lock_timeout{10'000};  // key lock_timeout_ms: total time for locking all CUDA processes
-  std::string state_dir = "/run/icebox";           // journals and locks; must not survive a reboot
+  std::chrono::milliseconds lock_timeout{
+      10'000};  // key lock_timeout_ms: total time for locking all CUDA processes
+  std::string state_dir = "/run/icebox";  // journals and locks; must not survive a reboot
 };
 
-// Reads `path`. Strict: an unknown key, a wrong type or value is invalid_argument with file and line.
+// Reads `path`. Strict: an unknown key, a wrong type or value is invalid_argument with file and
+// line.
 Result<Config> parse_config(const std::string& text, const std::string& path);
 
-// The configuration this process is to use: the file named by $ICEBOX_CONFIG (which must exist), else kDefaultConfig
-// (which need not), then $ICEBOX_RUNTIME.
+// The configuration this process is to use: the file named by $ICEBOX_CONFIG (which must exist),
+// else kDefaultConfig (which need not), then $ICEBOX_RUNTIME.
 Result<Config> load_config();
 
 }  // namespace icebox::engine

@@ -23,7 +23,8 @@ std::string last_log_error(std::string_view json_lines) {
     if (!entry.ok()) continue;
     const auto level = json_string(*entry, "level");
     auto message = json_string(*entry, "msg");
-    if (level.ok() && message.ok() && (*level == "error" || *level == "fatal")) last = std::move(message).value();
+    if (level.ok() && message.ok() && (*level == "error" || *level == "fatal"))
+      last = std::move(message).value();
   }
   return last;
 }
@@ -38,7 +39,8 @@ std::vector<std::string> OciRuntime::argv(const std::vector<std::string>& argume
 Error OciRuntime::exec_through() const {
   const auto path = find_program(program_);
   if (!path.ok()) {
-    return path.error().context("OCI runtime (install it, or set `runtime` in the Icebox configuration)");
+    return path.error().context(
+        "OCI runtime (install it, or set `runtime` in the Icebox configuration)");
   }
   std::vector<std::string> words = argv({});
   if (!invocation_.command.empty()) words.push_back(invocation_.command);
@@ -61,11 +63,13 @@ Result<RuntimeState> OciRuntime::state(const std::string& id) const {
   return state;
 }
 
-std::string OciRuntime::failure_text(const std::string& what, const Output& output, std::size_t log_start) const {
+std::string OciRuntime::failure_text(const std::string& what, const Output& output,
+                                     std::size_t log_start) const {
   std::string reason;
   if (!invocation_.log_file.empty() && invocation_.log_json) {
     const auto log = read_file(invocation_.log_file, kMaxLog);
-    if (log.ok() && log->size() > log_start) reason = last_log_error(std::string_view(*log).substr(log_start));
+    if (log.ok() && log->size() > log_start)
+      reason = last_log_error(std::string_view(*log).substr(log_start));
   }
   if (reason.empty()) {
     const auto lines = split(trim(output.err), '\n', SplitEmpty::drop);
@@ -76,7 +80,8 @@ std::string OciRuntime::failure_text(const std::string& what, const Output& outp
 }
 
 Result<Output> OciRuntime::run(Command command, const RunOptions& options) const {
-  const std::string what = program_.substr(program_.rfind('/') + 1) + " " + (command.argv.empty() ? "" : command.argv[0]);
+  const std::string what = program_.substr(program_.rfind('/') + 1) + " " +
+                           (command.argv.empty() ? "" : command.argv[0]);
   std::size_t log_start = 0;
   if (!invocation_.log_file.empty()) {
     const auto log = read_file(invocation_.log_file, kMaxLog);
@@ -85,7 +90,8 @@ Result<Output> OciRuntime::run(Command command, const RunOptions& options) const
   command.argv = argv(command.argv);
   auto output = icebox::run(command, options);
   if (!output.ok()) {
-    return output.error().context("OCI runtime (install it, or set `runtime` in the Icebox configuration)");
+    return output.error().context(
+        "OCI runtime (install it, or set `runtime` in the Icebox configuration)");
   }
   if (output->wait_status != 0) {
     Error error = make_error(Code::unknown, failure_text(what, *output, log_start));
