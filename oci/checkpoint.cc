@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <cstdio>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/file.h"
 
 namespace icebox {

@@ -3,6 +3,8 @@
 
 #include <limits>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/file.h"
 
 namespace icebox {

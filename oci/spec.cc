@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oci/spec.h"
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/strings.h"
 
 namespace icebox {

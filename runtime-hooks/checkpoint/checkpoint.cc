@@ -8,6 +8,8 @@
 #include <array>
 #include <thread>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/fault.h"
 #include "oci/base/file.h"
 #include "oci/base/log.h"

@@ -11,6 +11,8 @@
 #include <cerrno>
 #include <chrono>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/file.h"
 #include "oci/base/log.h"
 #include "oci/base/pid_ref.h"

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <thread>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/fault.h"
 #include "oci/base/file.h"
 #include "oci/base/log.h"

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 
+#include <nlohmann/json.hpp>
+
 #include "oci/base/file.h"
 #include "oci/base/strings.h"
 #include "oci/json.h"
