@@ -102,7 +102,7 @@ def main(arguments):
     entries = {}
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
         file = entry["file"]
-        ours = file.startswith(f"{ROOT}/") and not file.startswith(f"{build.parent}/")
+        ours = file.startswith(f"{ROOT}/") and not file.startswith(f"{build.parent}/") and os.path.exists(file)
         if ours and (not only or file.startswith(tuple(only))):
             entries.setdefault(file, entry)  # compiled twice with other flags: once is enough
 
