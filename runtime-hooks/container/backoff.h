@@ -16,8 +16,9 @@ inline void sleep_for(std::chrono::microseconds time) {
   }
 }
 
-// Pauses between looks at something that has no event to wait for (the freezer, ptrace stops of one thread): short at
-// first, because it takes well under a millisecond when nothing is in the way, then doubling up to 2 ms.
+// Pauses between looks at something that has no event to wait for (the freezer, ptrace stops of one
+// thread): short at first, because it takes well under a millisecond when nothing is in the way,
+// then doubling up to 2 ms.
 class Backoff {
  public:
   using Clock = std::chrono::steady_clock;
@@ -26,7 +27,8 @@ class Backoff {
 
   // Sleeps; false, without sleeping, once the timeout has passed.
   [[nodiscard]] bool wait() {
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline_ - Clock::now());
+    const auto left =
+        std::chrono::duration_cast<std::chrono::microseconds>(deadline_ - Clock::now());
     if (left.count() <= 0) return false;
     sleep_for(std::min(pause_, left));
     pause_ = std::min(pause_ * 2, std::chrono::microseconds(2000));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The memory half of Cgroup: room for bytes that are put back into a container.
-// v1: Documentation/admin-guide/cgroup-v1/memory.rst; v2: "Memory" in Documentation/admin-guide/cgroup-v2.rst.
+// v1: Documentation/admin-guide/cgroup-v1/memory.rst; v2: "Memory" in
+// Documentation/admin-guide/cgroup-v2.rst.
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
@@ -22,8 +23,8 @@ constexpr std::size_t kMaxControl = 64 * 1024;
 constexpr std::uint64_t kUnlimited = std::numeric_limits<std::uint64_t>::max();
 // v1 writes "unlimited" as the largest number of whole pages in a signed 64-bit count of bytes.
 constexpr std::uint64_t kUnlimitedV1 = std::uint64_t{1} << 62U;
-// The pages are not all that is charged: page tables take 1/512 of what they map, and each processor holds back up to
-// 64 pages of charge. Twice the first, and a lump for the second.
+// The pages are not all that is charged: page tables take 1/512 of what they map, and each
+// processor holds back up to 64 pages of charge. Twice the first, and a lump for the second.
 constexpr std::uint64_t kPageTableShare = 256;
 constexpr std::uint64_t kChargeBatches = std::uint64_t{16} << 20U;
 constexpr int kRestoreAttempts = 50;
@@ -37,7 +38,8 @@ struct Limit {
 // memsw may never be below the limit: it is raised before it and put back after it.
 constexpr Limit kLimitsV1[] = {{"memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"},
                                {"memory.limit_in_bytes", "memory.usage_in_bytes"}};
-// Past memory.high tasks are slowed down to a crawl: as bad for a fill of gigabytes as the limit itself.
+// Past memory.high tasks are slowed down to a crawl: as bad for a fill of gigabytes as the limit
+// itself.
 constexpr Limit kLimitsV2[] = {{"memory.max", "memory.current"}, {"memory.high", "memory.current"}};
 
 Result<std::string> read_value(const std::string& path) {
@@ -67,8 +69,8 @@ Result<std::uint64_t> host_memory_available() {
   return make_error(Code::unknown, "/proc/meminfo: no MemAvailable line");
 }
 
-// Raises one limit of one cgroup if `need` bytes do not fit below it. A missing file (controller off, memsw not
-// accounted, root) limits nothing.
+// Raises one limit of one cgroup if `need` bytes do not fit below it. A missing file (controller
+// off, memsw not accounted, root) limits nothing.
 Result<void> raise_one(const std::string& directory, const Limit& names, std::uint64_t need,
                        std::vector<SavedLimit>& saved) {
   const std::string file = directory + "/" + names.limit;
@@ -82,8 +84,10 @@ Result<void> raise_one(const std::string& directory, const Limit& names, std::ui
   const std::string usage_file = directory + "/" + names.usage;
   const auto usage = ICEBOX_TRY(read_bytes(usage_file));
   if (usage <= limit && limit - usage >= need) return {};
-  if (usage > kUnlimitedV1 - need) return make_error(Code::invalid_argument, usage_file + ": no room in the counter");
-  ICEBOX_TRY(write_control_file(file, std::to_string(usage + need)).context("raise the memory limit"));
+  if (usage > kUnlimitedV1 - need)
+    return make_error(Code::invalid_argument, usage_file + ": no room in the counter");
+  ICEBOX_TRY(
+      write_control_file(file, std::to_string(usage + need)).context("raise the memory limit"));
   saved.push_back({file, *text});
   return {};
 }
@@ -102,19 +106,24 @@ std::string usage_file_of(const std::string& file) {
   return v1.empty() ? in(kLimitsV2) : v1;
 }
 
-// One attempt to put a limit back. v2 kills inside the cgroup when memory.max is set below what cannot be reclaimed, so
-// there the excess is reclaimed first and the limit left alone while it does not fit; v1 refuses by itself (EBUSY).
+// One attempt to put a limit back. v2 kills inside the cgroup when memory.max is set below what
+// cannot be reclaimed, so there the excess is reclaimed first and the limit left alone while it
+// does not fit; v1 refuses by itself (EBUSY).
 Result<void> restore_one(const SavedLimit& limit) {
   const auto wanted = ICEBOX_TRY(parse_limit(limit.value).context(limit.file));
   if (limit.file.ends_with("/memory.max") && wanted != kUnlimited) {
     const std::string directory = limit.file.substr(0, limit.file.rfind('/'));
     auto usage = ICEBOX_TRY(read_bytes(directory + "/memory.current"));
     if (usage > wanted) {
-      // Fails with EAGAIN when less could be reclaimed, and is missing before Linux 5.19: the usage decides.
-      const auto asked = write_control_file(directory + "/memory.reclaim", std::to_string(usage - wanted));
+      // Fails with EAGAIN when less could be reclaimed, and is missing before Linux 5.19: the usage
+      // decides.
+      const auto asked =
+          write_control_file(directory + "/memory.reclaim", std::to_string(usage - wanted));
       usage = ICEBOX_TRY(read_bytes(directory + "/memory.current"));
       if (usage > wanted) {
-        return errno_error(limit.file, asked.ok() || asked.error().sys_errno == 0 ? EBUSY : asked.error().sys_errno);
+        return errno_error(limit.file, asked.ok() || asked.error().sys_errno == 0
+                                           ? EBUSY
+                                           : asked.error().sys_errno);
       }
     }
   }
@@ -125,8 +134,9 @@ Error not_restored(const SavedLimit& limit, const Error& cause) {
   const std::string usage_file = usage_file_of(limit.file);
   const auto usage = read_value(usage_file);
   return Error{cause.code,
-               "memory limit " + limit.file + " could not be put back to " + limit.value + " (usage " +
-                   (usage.ok() ? *usage : std::string("unknown")) + "): " + cause.message,
+               "memory limit " + limit.file + " could not be put back to " + limit.value +
+                   " (usage " + (usage.ok() ? *usage : std::string("unknown")) +
+                   "): " + cause.message,
                cause.sys_errno};
 }
 
@@ -152,8 +162,8 @@ Result<std::vector<SavedLimit>> Cgroup::raise_memory_limit(std::uint64_t extra) 
   const auto available = ICEBOX_TRY(host_memory_available());
   if (available < extra) {
     return make_error(Code::resource_exhausted,
-                      "the host has " + human_bytes(available) + " of memory available and " + human_bytes(extra) +
-                          " are needed: free memory or move the container");
+                      "the host has " + human_bytes(available) + " of memory available and " +
+                          human_bytes(extra) + " are needed: free memory or move the container");
   }
   const std::uint64_t need = extra + extra / kPageTableShare + kChargeBatches;
   ScopeGuard undo([&] { static_cast<void>(restore_limits(saved).ok()); });
@@ -177,7 +187,8 @@ Result<void> Cgroup::restore_limits(const std::vector<SavedLimit>& saved) {
     const std::size_t before = left.size();
     const auto failed = restore_round(left);
     if (!failed) return {};
-    if (left.size() < before) continue;  // memsw goes back only after the limit, in whatever order they were given
+    if (left.size() < before)
+      continue;  // memsw goes back only after the limit, in whatever order they were given
     if (attempt >= kRestoreAttempts) return *failed;
     const struct timespec pause = {0, kRestorePauseNs};
     ::nanosleep(&pause, nullptr);

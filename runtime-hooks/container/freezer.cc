@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The freezer half of Cgroup. v1: Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst; v2: cgroup.freeze and
-// cgroup.events in Documentation/admin-guide/cgroup-v2.rst.
+// The freezer half of Cgroup. v1: Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst; v2:
+// cgroup.freeze and cgroup.events in Documentation/admin-guide/cgroup-v2.rst.
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
@@ -21,7 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxControl = 64 * 1024;
-// v1 only. As runc: after so many attempts a short thaw lets tasks finish what keeps them from freezing.
+// v1 only. As runc: after so many attempts a short thaw lets tasks finish what keeps them from
+// freezing.
 constexpr int kAttemptsBeforeThaw = 50;
 constexpr milliseconds kThawTime{10};
 
@@ -59,7 +60,8 @@ Result<FreezerState> state_v2(const std::string& directory) {
 }
 
 Result<void> write_state(const Cgroup& cgroup, bool frozen) {
-  if (cgroup.unified()) return write_control_file(cgroup.freezer_path() + "/cgroup.freeze", frozen ? "1" : "0");
+  if (cgroup.unified())
+    return write_control_file(cgroup.freezer_path() + "/cgroup.freeze", frozen ? "1" : "0");
   return write_control_file(cgroup.freezer_path() + "/freezer.state", frozen ? "FROZEN" : "THAWED");
 }
 
@@ -90,8 +92,8 @@ std::vector<TaskState> task_states(const Cgroup& cgroup) {
   return states;
 }
 
-// Whether a task of a cgroup that is asked to freeze may well be frozen. v2 shows frozen tasks as sleeping in the
-// freezer's trap; v1 shows them as D, as it does those that keep it from freezing.
+// Whether a task of a cgroup that is asked to freeze may well be frozen. v2 shows frozen tasks as
+// sleeping in the freezer's trap; v1 shows them as D, as it does those that keep it from freezing.
 bool looks_frozen(const TaskState& task, bool unified) {
   constexpr std::string_view kAtRest = "TtZXI";
   if (kAtRest.find(task.state) != std::string_view::npos) return true;
@@ -115,7 +117,8 @@ std::vector<TaskState> stubborn_tasks(const Cgroup& cgroup) {
   return tasks;
 }
 
-// On v1 a task that cannot be interrupted looks like a frozen one: it is what still hangs after a thaw.
+// On v1 a task that cannot be interrupted looks like a frozen one: it is what still hangs after a
+// thaw.
 std::vector<TaskState> still_hanging(const Cgroup& cgroup) {
   sleep_for(kThawTime);
   auto tasks = task_states(cgroup);
@@ -124,13 +127,16 @@ std::vector<TaskState> still_hanging(const Cgroup& cgroup) {
 }
 
 Error not_frozen(const Cgroup& cgroup, milliseconds timeout, const std::vector<TaskState>& tasks) {
-  return make_error(Code::deadline_exceeded, "cgroup " + cgroup.freezer_path() + " did not freeze within " +
-                                                 std::to_string(timeout.count()) + " ms: " + describe(tasks));
+  return make_error(Code::deadline_exceeded,
+                    "cgroup " + cgroup.freezer_path() + " did not freeze within " +
+                        std::to_string(timeout.count()) + " ms: " + describe(tasks));
 }
 
 }  // namespace
 
-Result<FreezerState> Cgroup::state() const { return unified_ ? state_v2(freezer_) : state_v1(freezer_); }
+Result<FreezerState> Cgroup::state() const {
+  return unified_ ? state_v2(freezer_) : state_v1(freezer_);
+}
 
 Result<void> Cgroup::freeze(milliseconds timeout) const {
   const bool was_thawed = ICEBOX_TRY(state()) == FreezerState::thawed;
@@ -150,7 +156,8 @@ Result<void> Cgroup::freeze(milliseconds timeout) const {
   }
   auto tasks = stubborn_tasks(*this);
   if (was_thawed) {
-    ICEBOX_TRY(write_state(*this, false).context("cgroup " + freezer_ + " neither freezes nor thaws"));
+    ICEBOX_TRY(
+        write_state(*this, false).context("cgroup " + freezer_ + " neither freezes nor thaws"));
     if (tasks.empty()) tasks = still_hanging(*this);
   }
   return not_frozen(*this, timeout, tasks);
@@ -176,8 +183,8 @@ Result<void> Cgroup::thaw() const {
   ICEBOX_TRY(write_state(*this, false).context("thaw"));
   const std::string ancestor = frozen_ancestor(*this);
   if (ancestor.empty()) return {};
-  return make_error(Code::failed_precondition,
-                    "cgroup " + freezer_ + " stays frozen as long as " + ancestor + " above it is: thaw that one");
+  return make_error(Code::failed_precondition, "cgroup " + freezer_ + " stays frozen as long as " +
+                                                   ancestor + " above it is: thaw that one");
 }
 
 }  // namespace icebox::container

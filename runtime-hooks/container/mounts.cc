@@ -19,7 +19,8 @@ namespace {
 // A node with thousands of containers has tens of thousands of mounts, a few hundred bytes each.
 constexpr std::size_t kMaxMountinfo = 64 * 1024 * 1024;
 
-// Links resolved where the path exists: the kernel reports mount points without them (/var/run is a link to /run).
+// Links resolved where the path exists: the kernel reports mount points without them (/var/run is a
+// link to /run).
 std::string canonical(const std::string& path) {
   char resolved[PATH_MAX];
   if (::realpath(path.c_str(), resolved) != nullptr) return resolved;
@@ -65,7 +66,8 @@ std::vector<Mount> parse_mountinfo(std::string_view text) {
     const auto minor_number = parse_u64(numbers[1]);
     if (!major_number.ok() || !minor_number.ok()) continue;
     Mount mount;
-    mount.device = makedev(static_cast<unsigned>(*major_number), static_cast<unsigned>(*minor_number));
+    mount.device =
+        makedev(static_cast<unsigned>(*major_number), static_cast<unsigned>(*minor_number));
     mount.root = decode_octal(fields[3]);
     mount.point = decode_octal(fields[4]);
     mount.type = std::string(dash[1]);
@@ -85,9 +87,12 @@ Result<std::vector<std::string>> mounts_below(const std::string& directory) {
   for (auto& mount : ICEBOX_TRY(read_mounts())) {
     if (is_at_or_below(mount.point, top)) points.push_back(std::move(mount.point));
   }
-  // Mounts are listed in the order of mounting, so the last of several on one point is the one on top.
+  // Mounts are listed in the order of mounting, so the last of several on one point is the one on
+  // top.
   std::reverse(points.begin(), points.end());
-  const auto depth = [](const std::string& path) { return std::count(path.begin(), path.end(), '/'); };
+  const auto depth = [](const std::string& path) {
+    return std::count(path.begin(), path.end(), '/');
+  };
   std::stable_sort(points.begin(), points.end(),
                    [&](const auto& a, const auto& b) { return depth(a) > depth(b); });
   return points;
@@ -95,9 +100,11 @@ Result<std::vector<std::string>> mounts_below(const std::string& directory) {
 
 Result<void> unmount_below(const std::string& directory) {
   auto points = ICEBOX_TRY(mounts_below(directory));
-  // A bind of a shared mount is its peer: an unmount below it would also unmount below the original.
+  // A bind of a shared mount is its peer: an unmount below it would also unmount below the
+  // original.
   for (const auto& point : points) ::mount(nullptr, point.c_str(), nullptr, MS_PRIVATE, nullptr);
-  // A mount over a directory hides those below it until it is gone itself: as many rounds as there is progress.
+  // A mount over a directory hides those below it until it is gone itself: as many rounds as there
+  // is progress.
   while (!points.empty()) {
     const std::size_t before = points.size();
     int err = 0;

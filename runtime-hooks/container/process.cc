@@ -25,16 +25,16 @@ constexpr std::size_t kMaxStat = 4096;
 constexpr std::size_t kMaxStatus = 64 * 1024;
 constexpr std::size_t kMaxCommandLine = 200;
 
-// An open /proc/PID directory names one process: reads through it fail with ESRCH once that process is gone, also when
-// the pid has been given to another one.
+// An open /proc/PID directory names one process: reads through it fail with ESRCH once that process
+// is gone, also when the pid has been given to another one.
 Result<std::string> read_below(const UniqueFd& directory, const char* name, std::size_t max_bytes) {
   const UniqueFd fd(::openat(directory.get(), name, O_RDONLY | O_CLOEXEC));
   if (!fd) return errno_error(name);
   return read_all(fd.get(), max_bytes);
 }
 
-// State (field 3), parent (4) and start time (22) of a stat line. The command name (field 2) may hold spaces and
-// parentheses: fields are counted from the last ')'.
+// State (field 3), parent (4) and start time (22) of a stat line. The command name (field 2) may
+// hold spaces and parentheses: fields are counted from the last ')'.
 Result<void> parse_stat(std::string_view text, Process& process) {
   const auto open = text.find('(');
   const auto close = text.rfind(')');
@@ -66,7 +66,8 @@ Result<void> parse_status(std::string_view text, Process& process) {
   return {};
 }
 
-// The arguments joined by spaces; the command name in brackets for a process without any (kernel thread, zombie).
+// The arguments joined by spaces; the command name in brackets for a process without any (kernel
+// thread, zombie).
 std::string command_line_of(const UniqueFd& directory, const std::string& comm) {
   const UniqueFd fd(::openat(directory.get(), "cmdline", O_RDONLY | O_CLOEXEC));
   char buffer[kMaxCommandLine];
@@ -110,7 +111,8 @@ class Ancestry {
   }
 
  private:
-  // 0 for a process that is gone: what it left has been given to another parent, or is seen again next time.
+  // 0 for a process that is gone: what it left has been given to another parent, or is seen again
+  // next time.
   pid_t parent_of(pid_t pid) {
     const auto known = parents_.find(pid);
     if (known != parents_.end()) return known->second;
@@ -152,7 +154,8 @@ Result<std::vector<pid_t>> threads_of(pid_t pid) {
   return threads;
 }
 
-Result<std::vector<Process>> not_descending_from(pid_t init, const std::vector<Process>& processes) {
+Result<std::vector<Process>> not_descending_from(pid_t init,
+                                                 const std::vector<Process>& processes) {
   Ancestry ancestry(init, processes);
   std::vector<Process> strangers;
   for (const auto& process : processes) {

@@ -20,7 +20,8 @@ struct Process {
   pid_t tracer = 0;              // TracerPid, 0 = none
   char state = '?';              // R S D T t Z X ...
   std::string comm;
-  std::string command_line;  // arguments joined by spaces, cut at 200 bytes; comm in brackets for an empty one
+  std::string command_line;  // arguments joined by spaces, cut at 200 bytes; comm in brackets for
+                             // an empty one
 
   [[nodiscard]] bool zombie() const { return state == 'Z' || state == 'X'; }
 };
@@ -34,8 +35,9 @@ Result<std::vector<Process>> read_processes(const std::vector<pid_t>& pids);
 // Thread ids of a process, ascending. not_found when it is gone.
 Result<std::vector<pid_t>> threads_of(pid_t pid);
 
-// Those of `processes` that are neither `init` nor descend from it by parent links (exec'ed into the container: CRIU
-// leaves them out silently). Links that lead out of the list are followed through /proc.
+// Those of `processes` that are neither `init` nor descend from it by parent links (exec'ed into
+// the container: CRIU leaves them out silently). Links that lead out of the list are followed
+// through /proc.
 Result<std::vector<Process>> not_descending_from(pid_t init, const std::vector<Process>& processes);
 
 // SIGKILLs every listed process by pidfd with its start time compared. Processes gone are success.

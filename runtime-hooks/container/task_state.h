@@ -13,20 +13,22 @@ namespace icebox::container {
 struct TaskState {
   pid_t process = -1;
   pid_t tid = -1;
-  char state = '?';    // R S D T t Z X I
-  pid_t tracer = 0;    // TracerPid: the tracing thread, 0 = none
+  char state = '?';  // R S D T t Z X I
+  pid_t tracer = 0;  // TracerPid: the tracing thread, 0 = none
   std::string comm;
-  std::string wchan;   // kernel function it sleeps in; empty when it runs or the kernel does not say
-  long syscall = -1;   // number of the system call it is blocked in, -1 = none or unknown
+  std::string wchan;  // kernel function it sleeps in; empty when it runs or the kernel does not say
+  long syscall = -1;  // number of the system call it is blocked in, -1 = none or unknown
 
   [[nodiscard]] bool ended() const { return state == 'Z' || state == 'X'; }
 
-  // Whether it waits for a child made with vfork (or clone with CLONE_VFORK) to exec or exit. Such a thread takes no
-  // signal and no ptrace stop until then; it sleeps in the kernel and runs no user instruction.
+  // Whether it waits for a child made with vfork (or clone with CLONE_VFORK) to exec or exit. Such
+  // a thread takes no signal and no ptrace stop until then; it sleeps in the kernel and runs no
+  // user instruction.
   [[nodiscard]] bool in_vfork() const;
 
-  // Whether it may be group-stopped (SIGSTOP, job control), told from where it sleeps: a thread that was stopped when the
-  // v1 freezer froze it shows state D. True when the kernel does not say where.
+  // Whether it may be group-stopped (SIGSTOP, job control), told from where it sleeps: a thread
+  // that was stopped when the v1 freezer froze it shows state D. True when the kernel does not say
+  // where.
   [[nodiscard]] bool maybe_group_stopped() const;
 
   // "thread 12 (comm) of process 10, state D, in do_something".

@@ -38,8 +38,8 @@ struct Group {
   std::vector<Tracee> tracees;
 };
 
-// All traced threads of one container, from seize to release. The destructor gives back whatever is left, as the end of
-// the tracer threads does.
+// All traced threads of one container, from seize to release. The destructor gives back whatever is
+// left, as the end of the tracer threads does.
 class Hold {
  public:
   Hold(const Cgroup& cgroup, const std::set<pid_t>& driver_threads)
@@ -50,7 +50,8 @@ class Hold {
   // Seizes every thread that the thaw would let run. With the cgroup frozen.
   Result<void> seize_all();
 
-  // Seizes those of processes that were moved into the cgroup since, then waits for every stop. After the thaw.
+  // Seizes those of processes that were moved into the cgroup since, then waits for every stop.
+  // After the thaw.
   Result<void> wait_all_stopped();
 
   // Lets the driver threads run, and stops them again.
@@ -77,7 +78,8 @@ class Hold {
   std::set<pid_t> processes_;          // all that were looked at
   std::set<pid_t> threads_;            // all that were looked at
   std::vector<Tracee> maybe_stopped_;  // v1: their PTRACE_SEIZE may block until the thaw
-  std::deque<Group> groups_;           // the first holds nearly all; each of maybe_stopped_ has one of its own
+  std::deque<Group>
+      groups_;  // the first holds nearly all; each of maybe_stopped_ has one of its own
   std::atomic<bool> drivers_run_{false};
 };
 
@@ -85,7 +87,8 @@ Result<void> Hold::seize_all() {
   groups_.emplace_back(ICEBOX_TRY(TracerThread::start()));
   Result<void> result;
   main_group().tracer.call([&] {
-    // Nothing can fork while frozen, but another process may have been moved in while the first list was read.
+    // Nothing can fork while frozen, but another process may have been moved in while the first
+    // list was read.
     for (;;) {
       const auto added = seize_pass(When::frozen);
       if (!added.ok()) result = added.error();
@@ -131,18 +134,22 @@ Result<void> Hold::seize_one(const Tracee& tracee, When when) {
       return {};
     }
   }
-  if (ICEBOX_TRY(seize(tracee.process, tracee.tid)) == Seized::yes) main_group().tracees.push_back(tracee);
+  if (ICEBOX_TRY(seize(tracee.process, tracee.tid)) == Seized::yes)
+    main_group().tracees.push_back(tracee);
   return {};
 }
 
-// PTRACE_SEIZE of a group-stopped thread waits until the thread has moved from the group stop to a ptrace stop, which it
-// cannot do while frozen by v1. So each such thread gets a tracer that may wait; it does until the thaw. Such a thread
-// runs nothing in between: it is stopped, and traced before a SIGCONT could let it run.
+// PTRACE_SEIZE of a group-stopped thread waits until the thread has moved from the group stop to a
+// ptrace stop, which it cannot do while frozen by v1. So each such thread gets a tracer that may
+// wait; it does until the thaw. Such a thread runs nothing in between: it is stopped, and traced
+// before a SIGCONT could let it run.
 Result<void> Hold::start_late(const Tracee& tracee) {
   Group& group = groups_.emplace_back(ICEBOX_TRY(TracerThread::start()));
   group.tracees.push_back(tracee);
-  auto result = std::make_shared<Result<Seized>>(Seized::gone);  // the thread may outlive this object
-  group.tracer.post([result, process = tracee.process, tid = tracee.tid] { *result = seize(process, tid); });
+  auto result =
+      std::make_shared<Result<Seized>>(Seized::gone);  // the thread may outlive this object
+  group.tracer.post(
+      [result, process = tracee.process, tid = tracee.tid] { *result = seize(process, tid); });
   Backoff backoff(kStopTimeout);
   while (!group.tracer.idle()) {
     // The kernel notes the tracer before it waits for the stop.
@@ -170,7 +177,8 @@ Result<void> Hold::wait_stops() {
     const Tracee* missing = nullptr;
     for (auto& group : groups_) {
       for (auto& tracee : group.tracees) {
-        if (!group.tracer.idle() || !at_rest(tracee, round % kRoundsBetweenReasons == 0)) missing = &tracee;
+        if (!group.tracer.idle() || !at_rest(tracee, round % kRoundsBetweenReasons == 0))
+          missing = &tracee;
       }
     }
     if (missing == nullptr) return {};
@@ -194,7 +202,8 @@ Error Hold::not_stopped(const Tracee& tracee) const {
                     name + " did not stop within " + std::to_string(kStopTimeout.count()) + " ms");
 }
 
-// Runs `action` for every live driver thread, on its tracer's thread. All are tried; the first failure is returned.
+// Runs `action` for every live driver thread, on its tracer's thread. All are tried; the first
+// failure is returned.
 Result<void> Hold::for_each_driver(const std::function<Result<void>(Tracee&)>& action) {
   Result<void> first;
   for (auto& group : groups_) {
@@ -248,7 +257,8 @@ void Hold::release() {
 
 Result<void> require_frozen(const Cgroup& cgroup) {
   if (ICEBOX_TRY(cgroup.state()) == FreezerState::frozen) return {};
-  return make_error(Code::failed_precondition, "cgroup " + cgroup.freezer_path() + " is not frozen: pause first");
+  return make_error(Code::failed_precondition,
+                    "cgroup " + cgroup.freezer_path() + " is not frozen: pause first");
 }
 
 // `first`, with what else went wrong behind it.
@@ -280,7 +290,8 @@ Result<void> run_unheld(const Cgroup& cgroup, const std::function<Result<void>()
 }
 
 Result<void> freeze_again(const Cgroup& cgroup) {
-  // Not freeze(): that thaws in between and on failure, and here every task that does freeze must stay so.
+  // Not freeze(): that thaws in between and on failure, and here every task that does freeze must
+  // stay so.
   ICEBOX_TRY(cgroup.request_freeze());
   return cgroup.wait_frozen(kFreezeTimeout);
 }
@@ -299,9 +310,11 @@ Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t
     done = fault::skipped("threads.hold") ? run_unheld(cgroup, work) : run_held(cgroup, hold, work);
   }
   hold.release();
-  // On v2 a thread counts as running for the moment that it takes from its ptrace stop to the freezer.
+  // On v2 a thread counts as running for the moment that it takes from its ptrace stop to the
+  // freezer.
   if (frozen.ok()) frozen = cgroup.wait_frozen(kFreezeTimeout);
-  return combine(std::move(done), std::move(frozen).context("the container could not be frozen again"));
+  return combine(std::move(done),
+                 std::move(frozen).context("the container could not be frozen again"));
 }
 
 }  // namespace icebox::container

@@ -33,7 +33,8 @@ Error not_seized(pid_t process, pid_t tid, int err) {
     const auto tracer = read_process(task->tracer);
     return make_error(Code::failed_precondition,
                       name + " is traced by " + std::to_string(task->tracer) +
-                          (tracer.ok() ? " (" + tracer->command_line + ")" : "") + ": detach that debugger first");
+                          (tracer.ok() ? " (" + tracer->command_line + ")" : "") +
+                          ": detach that debugger first");
   }
   Error error = errno_error("ptrace of " + name, err);
   if (err == EPERM) {
@@ -55,7 +56,8 @@ struct TracerThread::Shared {
 };
 
 void* TracerThread::main(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Shared>> owned(static_cast<std::shared_ptr<Shared>*>(argument));
+  const std::unique_ptr<std::shared_ptr<Shared>> owned(
+      static_cast<std::shared_ptr<Shared>*>(argument));
   const std::shared_ptr<Shared> shared = *owned;
   std::unique_lock lock(shared->mutex);
   shared->tid = static_cast<pid_t>(::syscall(SYS_gettid));
@@ -78,12 +80,14 @@ Result<TracerThread> TracerThread::start() {
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
   ::pthread_attr_setstacksize(&attributes, std::max<std::size_t>(kStackSize, PTHREAD_STACK_MIN));
-  // Handlers of the program must not run on a thread that nobody expects; the new thread inherits the mask.
+  // Handlers of the program must not run on a thread that nobody expects; the new thread inherits
+  // the mask.
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int err = ::pthread_create(&tracer.thread_, &attributes, &TracerThread::main, argument.get());
+  const int err =
+      ::pthread_create(&tracer.thread_, &attributes, &TracerThread::main, argument.get());
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ::pthread_attr_destroy(&attributes);
   if (err != 0) {
@@ -138,8 +142,8 @@ void TracerThread::finish() {
     return;
   }
   ::pthread_join(thread_, nullptr);
-  // The join returns when the thread lets go of its memory, a moment before it lets go of its tracees; once its id is
-  // gone it has done both.
+  // The join returns when the thread lets go of its memory, a moment before it lets go of its
+  // tracees; once its id is gone it has done both.
   while (::syscall(SYS_tgkill, ::getpid(), shared->tid, 0) == 0) {
     const struct timespec pause = {0, kReleasePauseNs};
     ::nanosleep(&pause, nullptr);
@@ -160,8 +164,8 @@ Result<Seized> seize(pid_t process, pid_t tid) {
 }
 
 int held_back_signal(int wait_status) {
-  // PTRACE_EVENT_STOP carries SIGTRAP for an interrupt and the stopping signal for a group stop (ptrace(2)): the first is
-  // nobody's signal and the second has already taken effect.
+  // PTRACE_EVENT_STOP carries SIGTRAP for an interrupt and the stopping signal for a group stop
+  // (ptrace(2)): the first is nobody's signal and the second has already taken effect.
   const bool event = (wait_status >> 16) != 0;
   return WIFSTOPPED(wait_status) && !event ? WSTOPSIG(wait_status) : 0;
 }
@@ -188,7 +192,8 @@ Result<void> run_driver(Tracee& tracee) {
     return not_seized(tracee.process, tracee.tid, errno);
   }
   tracee.mask = mask;
-  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr, static_cast<long>(std::exchange(tracee.signal, 0))) != 0) {
+  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr,
+               static_cast<long>(std::exchange(tracee.signal, 0))) != 0) {
     return not_seized(tracee.process, tracee.tid, errno);
   }
   tracee.stopped = false;
@@ -204,7 +209,8 @@ void keep_running(Tracee& tracee) {
     tracee.stop_held_back = true;
     signal = 0;
   }
-  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr, static_cast<long>(signal)) == 0) tracee.stopped = false;
+  if (::ptrace(PTRACE_CONT, tracee.tid, nullptr, static_cast<long>(signal)) == 0)
+    tracee.stopped = false;
 }
 
 void interrupt(Tracee& tracee) {
@@ -213,7 +219,8 @@ void interrupt(Tracee& tracee) {
 
 Result<void> restore_mask(Tracee& tracee) {
   if (!tracee.mask || tracee.gone) return {};
-  if (::ptrace(PTRACE_SETSIGMASK, tracee.tid, static_cast<long>(sizeof *tracee.mask), &*tracee.mask) != 0) {
+  if (::ptrace(PTRACE_SETSIGMASK, tracee.tid, static_cast<long>(sizeof *tracee.mask),
+               &*tracee.mask) != 0) {
     if (errno == ESRCH) return {};  // killed meanwhile
     return not_seized(tracee.process, tracee.tid, errno);
   }
@@ -225,7 +232,8 @@ void detach(Tracee& tracee) {
   poll_tracee(tracee);
   if (tracee.gone) return;
   if (tracee.stop_held_back) ::syscall(SYS_tgkill, tracee.process, tracee.tid, SIGSTOP);
-  if (::ptrace(PTRACE_DETACH, tracee.tid, nullptr, static_cast<long>(tracee.signal)) == 0) tracee.gone = true;
+  if (::ptrace(PTRACE_DETACH, tracee.tid, nullptr, static_cast<long>(tracee.signal)) == 0)
+    tracee.gone = true;
 }
 
 }  // namespace icebox::container
