@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+icebox_fuzz(ttrpc_frame shim_ttrpc)
