@@ -103,6 +103,7 @@ SAME_CALL(driver::UnlockFn, cuCheckpointProcessUnlock);
 SAME_LAYOUT(driver::GpuPair, CUcheckpointGpuPair);
 SAME_MEMBER(driver::GpuPair, old_uuid, CUcheckpointGpuPair, oldUuid);
 SAME_MEMBER(driver::GpuPair, new_uuid, CUcheckpointGpuPair, newUuid);
+// NOLINTNEXTLINE(bugprone-sizeof-expression): the size of the pointer is meant
 SAME_MEMBER(driver::RestoreArgs, gpu_pairs, CUcheckpointRestoreArgs, gpuPairs);
 SAME_MEMBER(driver::RestoreArgs, gpu_pairs_count, CUcheckpointRestoreArgs, gpuPairsCount);
 SAME_MEMBER(driver::RestoreArgs, reserved1, CUcheckpointRestoreArgs, reserved1);

@@ -69,7 +69,7 @@ struct GpuPair {
 struct RestoreArgs {
   GpuPair* gpu_pairs = nullptr;
   unsigned int gpu_pairs_count = 0;
-  char reserved[52 - sizeof(GpuPair*)] = {};
+  char reserved[52 - sizeof(void*)] = {};
   std::uint64_t reserved1 = 0;
 };
 

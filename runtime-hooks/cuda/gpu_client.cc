@@ -115,8 +115,8 @@ GpuAgent::Impl::~Impl() {
     }
     return;
   }
-  if (reap(kEndTime)) return;
-  // Stuck in cuInit or NVML: no process of a container depends on it.
+  if (reap(broken_ ? milliseconds(0) : kEndTime)) return;
+  // Stuck in cuInit or NVML, or no agent at all: no process of a container depends on it.
   static_cast<void>(process_.signal(SIGKILL).ok());
   if (!reap(kEndTime)) {
     log::warn("icebox-gpu does not end", {{"pid", std::to_string(process_.pid())}});
@@ -223,9 +223,9 @@ Result<void> GpuAgent::Impl::init() {
 Result<std::vector<Outcome>> GpuAgent::Impl::act(protocol::Action action,
                                                  const Progress& progress) {
   if (action.targets.empty()) return std::vector<Outcome>();
-  // Apart, so that a host that cannot use its GPU is told so within a deadline and before any
-  // process is touched.
-  ICEBOX_TRY(init());
+  // Apart, so that a host that cannot use its GPU is told so within a deadline, and before device
+  // memory moves: what is taken off the GPU has to come back.
+  if (!protocol::has_deadline(action.operation)) ICEBOX_TRY(init());
   auto answer = ICEBOX_TRY(call(std::move(action), progress));
   auto& outcomes = std::get<std::vector<Outcome>>(answer);
   for (const Outcome& outcome : outcomes) {

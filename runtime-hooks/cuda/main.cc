@@ -42,11 +42,11 @@ struct Options {
 };
 
 Result<Options> parse_options(int argc, char** argv) {
-  enum : int { kProbe = 256, kLibcuda, kNvml, kCaps };
-  constexpr option kLongOptions[] = {{"probe", no_argument, nullptr, kProbe},
-                                     {"libcuda", required_argument, nullptr, kLibcuda},
-                                     {"nvml", required_argument, nullptr, kNvml},
-                                     {"caps", required_argument, nullptr, kCaps},
+  enum : int { probe_option = 256, libcuda_option, nvml_option, caps_option };
+  constexpr option kLongOptions[] = {{"probe", no_argument, nullptr, probe_option},
+                                     {"libcuda", required_argument, nullptr, libcuda_option},
+                                     {"nvml", required_argument, nullptr, nvml_option},
+                                     {"caps", required_argument, nullptr, caps_option},
                                      {nullptr, 0, nullptr, 0}};
   Options options;
   for (const KeptCapability& kept : kept_capabilities()) options.capabilities.push_back(kept.value);
@@ -55,10 +55,10 @@ Result<Options> parse_options(int argc, char** argv) {
     const int choice = ::getopt_long(argc, argv, "", kLongOptions, nullptr);
     if (choice == -1) break;
     switch (choice) {
-      case kProbe: options.probe = true; break;
-      case kLibcuda: options.libcuda = ::optarg; break;
-      case kNvml: options.libnvidia_ml = ::optarg; break;
-      case kCaps: options.capabilities = ICEBOX_TRY(parse_capabilities(::optarg)); break;
+      case probe_option: options.probe = true; break;
+      case libcuda_option: options.libcuda = ::optarg; break;
+      case nvml_option: options.libnvidia_ml = ::optarg; break;
+      case caps_option: options.capabilities = ICEBOX_TRY(parse_capabilities(::optarg)); break;
       default: return make_error(Code::invalid_argument, "unknown option");
     }
   }

@@ -132,6 +132,7 @@ Result<Gpu> NvmlTable::describe(nvml::Device device) const {
 Result<std::vector<Gpu>> NvmlTable::gpus() const {
   std::vector<Gpu> gpus;
   const auto handles = ICEBOX_TRY(devices());
+  gpus.reserve(handles.size());
   for (nvml::Device device : handles) gpus.push_back(ICEBOX_TRY(describe(device)));
   return gpus;
 }

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <csignal>
+#include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -286,13 +288,39 @@ void fill_driver_error(const Batch& batch, const Job& job, Outcome& outcome) {
   if (!hint.empty()) outcome.message += "; " + std::string(hint);
 }
 
+// Whether a process that is still there is on its way out: being killed, dumping core, or without
+// its memory already. A pidfd tells of the end only after that, and a core dump of gigabytes takes
+// time.
+bool is_ending(pid_t pid) {
+  constexpr std::size_t kLimit = 64 * 1024;
+  const auto status = read_file("/proc/" + std::to_string(pid) + "/status", kLimit);
+  if (!status.ok()) return status.error().code == Code::not_found;
+  bool has_memory = false;
+  for (const std::string_view line : split(*status, '\n', SplitEmpty::drop)) {
+    const auto colon = line.find(':');
+    if (colon == std::string_view::npos) continue;
+    const std::string_view field = line.substr(0, colon);
+    const std::string_view value = trim(line.substr(colon + 1));
+    if (field == "VmSize") has_memory = true;
+    if (field == "CoreDumping" && value == "1") return true;
+    // What the kernel sends to every thread of a process that ends by a fatal signal.
+    if (field == "SigPnd" || field == "ShdPnd") {
+      const std::uint64_t pending = std::strtoull(std::string(value).c_str(), nullptr, 16);
+      if ((pending & (1ULL << (SIGKILL - 1))) != 0) return true;
+    }
+  }
+  return !has_memory;
+}
+
 // The verdict on one job, once waiting is over. The batch is locked.
 Outcome conclude(const Batch& batch, const Job& job) {
   Outcome outcome = job.outcome;
   if (!job.target) return outcome;
   outcome.elapsed = job.elapsed;
   outcome.state = job.state;
-  if (!job.target->alive()) {
+  // Only asked where something went wrong: a success of the driver needs a living process.
+  const bool trouble = !job.answered || job.code != driver::kSuccess;
+  if (!job.target->alive() || (trouble && is_ending(outcome.target.pid))) {
     outcome.ending = Ending::gone;
     outcome.state.reset();
     outcome.message = about(batch, job) + ": the process ended meanwhile";
