@@ -42,7 +42,7 @@ struct Restoring {
   CheckpointDirectory checkpoint;
   criu::Criu criu;
   std::vector<cuda::GpuPair> gpu_map;
-  std::string cgroup_root;      // where CRIU is to put the tree (v2), empty: the runtime tells it
+  std::string cgroup_root;      // CRIU's --cgroup-root (v2), empty: the runtime tells it
   bool ignore_cgroups = false;  // CRIU leaves the tree in the cgroup that it runs in
   SpecMemory memory_before;     // set when the limit was raised for the restore
   bool memory_raised = false;
@@ -70,17 +70,18 @@ Result<void> check_host(Restoring& restoring) {
   return {};
 }
 
-// runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped.
-// Where that cannot be said in CRIU's words, or v1 hierarchies exist beside v2 (all of which CRIU
-// would rebuild below the new path), CRIU leaves cgroups alone: the tree then lands in the one that
-// the runtime put CRIU into.
+// runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped. The
+// empty controller name before the colon is the unified hierarchy's: v1 hierarchies that exist beside
+// it stay as they are. Where the path cannot be told, CRIU is asked to leave cgroups alone: the tree
+// then lands in the one that the runtime put CRIU into (runc from 1.2 on; older ones do not pass
+// `ignore` on).
 void place_tree(Restoring& restoring, const std::string& cgroups_path) {
   if (!container::unified_hierarchy()) return;
   const auto path = unified_cgroup_path(cgroups_path);
-  if (path.empty() || container::has_v1_hierarchies()) {
+  if (path.empty()) {
     restoring.ignore_cgroups = true;
   } else {
-    restoring.cgroup_root = path;
+    restoring.cgroup_root = ":" + path;
   }
 }
 

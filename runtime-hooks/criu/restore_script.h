@@ -30,8 +30,8 @@ struct RestoreScript {
   std::string folder;  // of this restore alone; holds the script, its settings and its result
   std::string
       freeze_home;  // cgroup directory that CRIU is moved to; empty: nothing is to be frozen
-  std::string cgroup_root;  // cgroup v2 path (from the root of the hierarchy) for the restored
-                            // tree; empty: as dumped
+  std::string cgroup_root;  // CRIU's --cgroup-root, "[controller]:/path", for the restored tree;
+                            // empty: as dumped
 };
 
 // main() of the script; `program` is argv[0], a link in RestoreScript::folder. Returns its exit
