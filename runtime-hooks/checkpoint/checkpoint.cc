@@ -120,11 +120,29 @@ void describe_host(Dump& dump, const HostFacts& host) {
   }
 }
 
+// CRIU holds a private network namespace's connections still with iptables, and fails half-way
+// without it.
+Result<void> check_network_lock(const ContainerView& view) {
+  const auto theirs = read_link("/proc/" + std::to_string(view.init.pid) + "/ns/net");
+  const auto ours = read_link("/proc/self/ns/net");
+  if (theirs.ok() && ours.ok() && *theirs == *ours) return {};
+  for (const char* tool : {"iptables-restore", "ip6tables-restore"}) {
+    const auto found = find_program(tool);
+    if (found.ok()) continue;
+    return make_error(Code::failed_precondition,
+                      "CRIU needs " + std::string(tool) +
+                          " to hold the container's network still: install iptables (" +
+                          found.error().message + ")");
+  }
+  return {};
+}
+
 // What makes a checkpoint impossible and can be found out by looking only. Done before the
 // container is touched, and once more when it is frozen, because processes may have come in
 // between.
 Result<std::vector<Surveyed>> preflight(Dump& dump) {
   dump.info.left_out.clear();
+  ICEBOX_TRY(check_network_lock(dump.view));
   const auto surveyed = ICEBOX_TRY(survey_gpu_use(dump.session, dump.view.cgroup));
   for (const auto& entry : surveyed) {
     if (entry.what.treatment == cuda::Treatment::refuse)

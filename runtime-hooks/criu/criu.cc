@@ -21,6 +21,7 @@ constexpr const char* kWayOut =
 
 // Lines that follow from an earlier failure and explain nothing.
 constexpr std::array kConsequences = {
+    std::string_view("exited, status="),
     std::string_view("Dumping FAILED"),
     std::string_view("Restoring FAILED"),
     std::string_view("Can't send response"),
