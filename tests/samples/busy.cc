@@ -164,6 +164,7 @@ Arguments parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  samples::end_on_signals();
   const Arguments arguments = parse(argc, argv);
   if (!arguments.read_dir.empty()) return print_boards(arguments);
   // Forked before anything touches CUDA: each process is a CUDA process of its own.

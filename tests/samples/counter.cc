@@ -77,7 +77,7 @@ class Counter {
   }
 
   /// The answer to one request. Between requests the host has no copy of counter or token.
-  std::string answer(std::string_view request) {
+  std::string answer(std::string_view request) const {
     if (request != "inc" && request != "get") return "error: say inc or get";
     Record now{};
     check(cu::cuMemcpyDtoH_v2(&now, record_, sizeof now), "cuMemcpyDtoH");
@@ -91,7 +91,7 @@ class Counter {
     std::snprintf(text, sizeof text, "counter=%llu token=%s pid=%d gpu=%s",
                   static_cast<unsigned long long>(now.counter), token, static_cast<int>(::getpid()),
                   samples::gpu_uuid(device_).c_str());
-    const std::string result = text;
+    std::string result = text;
     ::explicit_bzero(&now, sizeof now);
     ::explicit_bzero(token, sizeof token);
     ::explicit_bzero(text, sizeof text);
@@ -260,6 +260,7 @@ Arguments parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  samples::end_on_signals();
   const Arguments arguments = parse(argc, argv);
   if (arguments.ask != nullptr) return ask(arguments);
   if (arguments.from_stdin) return serve_stdin(arguments);

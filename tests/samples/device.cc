@@ -4,6 +4,7 @@
 #include <errno.h>  // program_invocation_short_name
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +20,13 @@ void check(cu::Result result, const char* what) {
   std::fprintf(stderr, "%s: %s: %s (%d)\n", program_invocation_short_name, what,
                name != nullptr ? name : "unknown error", static_cast<int>(result));
   std::exit(2);
+}
+
+void end_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = [](int signal) { ::_exit(128 + signal); };
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGINT, &action, nullptr);
 }
 
 cu::Device open_device(int ordinal) {

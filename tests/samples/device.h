@@ -16,6 +16,10 @@ namespace icebox::samples {
 /// success.
 void check(cu::Result result, const char* what);
 
+/// SIGTERM and SIGINT end the program with 128 + the signal, also as the first process of a
+/// container, for which the kernel's default is to ignore them.
+void end_on_signals();
+
 /// Device `ordinal` with its primary context (the same call in every version of the API) current in
 /// the calling thread. Failures end the program.
 cu::Device open_device(int ordinal);

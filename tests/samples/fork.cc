@@ -15,6 +15,7 @@
 
 int main() {
   using namespace icebox;
+  samples::end_on_signals();
   samples::open_device(0);
   const cu::DevicePtr memory = samples::allocate(1 << 20);
   // The child inherits what the parent has open. Real drivers open their nodes close-on-exec, which

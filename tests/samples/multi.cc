@@ -115,6 +115,7 @@ int supervise(const Arguments& arguments) {
   const std::uint64_t late_at = now_ms() + arguments.late_ms;
   for (;;) {
     std::vector<pollfd> ready;
+    ready.reserve(children.size());
     for (const Child& child : children) ready.push_back({child.output, POLLIN, 0});
     const std::uint64_t now = now_ms();
     const int wait = !late_due ? -1 : late_at > now ? static_cast<int>(late_at - now) : 0;
@@ -174,6 +175,7 @@ Arguments parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  end_on_signals();
   const Arguments arguments = parse(argc, argv);
   return arguments.is_child ? run_pattern(arguments.pattern) : supervise(arguments);
 }

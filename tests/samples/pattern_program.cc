@@ -9,6 +9,7 @@
 
 int main(int argc, char** argv) {
   using namespace icebox::samples;
+  end_on_signals();
   PatternRun run;
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];

@@ -96,6 +96,22 @@ TEST_F(SamplesTest, AskFailsWhenNobodyAnswers) {
   EXPECT_EQ(WEXITSTATUS(ask.wait()), 1);
 }
 
+TEST_F(SamplesTest, SigtermEndsAContainersFirstProcess) {
+  // Process 1 of a pid namespace ignores signals that it has no handler for.
+  auto argv = sample("sample-counter", {"--stdin"});
+  argv.insert(argv.begin(), {"unshare", "--pid", "--fork", "--kill-child"});
+  Process unshare(argv, environment());
+  EXPECT_EQ(field(unshare.line_with("ready"), "pid"), "1");
+  pid_t init = 0;
+  std::istringstream(read_file("/proc/" + std::to_string(unshare.pid()) + "/task/" +
+                               std::to_string(unshare.pid()) + "/children")) >>
+      init;
+  ASSERT_GT(init, 0);
+  EXPECT_TRUE(is_running(init));  // reached by its pid out here
+  ::kill(init, SIGTERM);
+  EXPECT_EQ(WEXITSTATUS(unshare.wait()), 128 + SIGTERM);
+}
+
 TEST_F(SamplesTest, PatternBeatsAndCounts) {
   Process pattern(sample("sample-pattern", {"--mib", "6", "--blocks", "4", "--beats", "3",
                                             "--tick-ms", "1", "--shm", path("beats")}),

@@ -20,7 +20,6 @@
 namespace icebox::sim {
 namespace {
 
-using cu::ProcessState;
 using cu::Result;
 
 template <typename T>

@@ -84,7 +84,7 @@ struct GpuPair {
 struct RestoreArgs {
   GpuPair* gpu_pairs;
   unsigned int gpu_pairs_count;
-  char reserved[52 - sizeof(GpuPair*)];
+  char reserved[52 - sizeof(void*)];
   std::uint64_t reserved1;
 };
 

@@ -110,11 +110,11 @@ std::string apply_environment(Host& host) {
   const struct {
     const char* variable;
     const char* key;
-  } kOverrides[] = {{"ICEBOX_SIM_GPUS", "gpus"},
-                    {"ICEBOX_SIM_DEVICE", "device"},
-                    {"ICEBOX_SIM_KNOBS", "knobs"},
-                    {"ICEBOX_SIM_VRAM", "vram"}};
-  for (const auto& each : kOverrides) {
+  } overrides[] = {{"ICEBOX_SIM_GPUS", "gpus"},
+                   {"ICEBOX_SIM_DEVICE", "device"},
+                   {"ICEBOX_SIM_KNOBS", "knobs"},
+                   {"ICEBOX_SIM_VRAM", "vram"}};
+  for (const auto& each : overrides) {
     const char* value = std::getenv(each.variable);
     if (value != nullptr && !set_key(each.key, value, host))
       return std::string(each.variable) + "=" + value + " is not valid";

@@ -84,9 +84,11 @@ const sim::Gpu* gpu_of(Device device) {
   return gpu >= host.gpus && gpu < host.gpus + host.gpu_count ? gpu : nullptr;
 }
 
-Return check(Device device, const void* out) {
+/// The GPU of a handle; an error as well if there is no place for the answer.
+Return find_gpu(Device device, const void* out, const sim::Gpu*& gpu) {
   if (state().initialized == 0) return Return::uninitialized;
-  return gpu_of(device) == nullptr || out == nullptr ? Return::invalid_argument : Return::success;
+  gpu = gpu_of(device);
+  return gpu == nullptr || out == nullptr ? Return::invalid_argument : Return::success;
 }
 
 Return copy_text(const char* text, char* out, unsigned int size) {
@@ -178,46 +180,53 @@ ICEBOX_SIM_EXPORT Return nvmlDeviceGetHandleByUUID(const char* uuid, Device* dev
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetUUID(Device device, char* uuid, unsigned int size) {
-  if (const Return error = check(device, uuid); error != Return::success) return error;
-  return copy_text(sim::uuid_text(gpu_of(device)->uuid).c_str(), uuid, size);
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, uuid, gpu); error != Return::success) return error;
+  return copy_text(sim::uuid_text(gpu->uuid).c_str(), uuid, size);
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetName(Device device, char* name, unsigned int size) {
-  if (const Return error = check(device, name); error != Return::success) return error;
-  return copy_text(gpu_of(device)->name, name, size);
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, name, gpu); error != Return::success) return error;
+  return copy_text(gpu->name, name, size);
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetMemoryInfo(Device device, Memory* memory) {
-  if (const Return error = check(device, memory); error != Return::success) return error;
-  *memory = memory_of(*gpu_of(device));
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, memory, gpu); error != Return::success) return error;
+  *memory = memory_of(*gpu);
   return Return::success;
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetMemoryInfo_v2(Device device, MemoryV2* memory) {
-  if (const Return error = check(device, memory); error != Return::success) return error;
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, memory, gpu); error != Return::success) return error;
   if (memory->version != kMemoryV2) return Return::version_mismatch;
-  const Memory simple = memory_of(*gpu_of(device));
+  const Memory simple = memory_of(*gpu);
   *memory = {kMemoryV2, simple.total, 0, simple.free, simple.used};
   return Return::success;
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetPersistenceMode(Device device, int* mode) {
-  if (const Return error = check(device, mode); error != Return::success) return error;
-  *mode = gpu_of(device)->persistence ? 1 : 0;
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, mode, gpu); error != Return::success) return error;
+  *mode = gpu->persistence ? 1 : 0;
   return Return::success;
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetCudaComputeCapability(Device device, int* major, int* minor) {
-  if (const Return error = check(device, major); error != Return::success) return error;
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, major, gpu); error != Return::success) return error;
   if (minor == nullptr) return Return::invalid_argument;
-  *major = gpu_of(device)->compute_major;
-  *minor = gpu_of(device)->compute_minor;
+  *major = gpu->compute_major;
+  *minor = gpu->compute_minor;
   return Return::success;
 }
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetPciInfo_v3(Device device, PciInfo* pci) {
-  if (const Return error = check(device, pci); error != Return::success) return error;
-  const auto index = static_cast<unsigned int>(gpu_of(device) - state().host.gpus);
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, pci, gpu); error != Return::success) return error;
+  const auto index = static_cast<unsigned int>(gpu - state().host.gpus);
   *pci = {};
   pci->bus = index + 1;
   pci->pci_device_id = 0x233510DE;  // an H200's device and NVIDIA's vendor id
@@ -228,7 +237,8 @@ ICEBOX_SIM_EXPORT Return nvmlDeviceGetPciInfo_v3(Device device, PciInfo* pci) {
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetMigMode(Device device, unsigned int* current,
                                               unsigned int* pending) {
-  if (const Return error = check(device, current); error != Return::success) return error;
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, current, gpu); error != Return::success) return error;
   if (pending == nullptr) return Return::invalid_argument;
   *current = 0;
   *pending = 0;
@@ -237,12 +247,13 @@ ICEBOX_SIM_EXPORT Return nvmlDeviceGetMigMode(Device device, unsigned int* curre
 
 ICEBOX_SIM_EXPORT Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned int* count,
                                                                  ProcessInfo* infos) {
-  if (const Return error = check(device, count); error != Return::success) return error;
+  const sim::Gpu* gpu = nullptr;
+  if (const Return error = find_gpu(device, count, gpu); error != Return::success) return error;
   std::vector<ProcessInfo> found;
   for (const sim::PeerUsage& one : sim::all_usage()) {
     if (!one.on_gpu || one.context_count == 0) continue;
     for (std::uint32_t i = 0; i < one.usage_count && i < sim::kMaxGpus; ++i) {
-      if (one.usage[i].uuid == gpu_of(device)->uuid && one.usage[i].bytes > 0) {
+      if (one.usage[i].uuid == gpu->uuid && one.usage[i].bytes > 0) {
         found.push_back(
             {static_cast<unsigned int>(one.pid), one.usage[i].bytes, kNoInstance, kNoInstance});
       }
