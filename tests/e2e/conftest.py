@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -154,5 +155,31 @@ def container(node: Node, runtime: str, request: pytest.FixtureRequest) -> Calla
     """Makes containers of the runtime under test, with ids that say which test they belong to."""
     if runtime == STOCK:
         node.known_leaks += ["tmp/ctrd-checkpoint*", "run/s/*"]
+    return _factory(node, runtime, request)
+
+
+def _factory(node: Node, runtime: str, request: pytest.FixtureRequest) -> Callable[[], Container]:
+    _require(runtime)
     stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40]
     return lambda: Container(node, node.unique(stem), runtime)
+
+
+@pytest.fixture
+def icebox(node: Node, request: pytest.FixtureRequest) -> Callable[[], Container]:
+    """Makes containers under Icebox."""
+    return _factory(node, ICEBOX, request)
+
+
+@pytest.fixture
+def faulty(node: Node, request: pytest.FixtureRequest) -> Callable[[], Container]:
+    """Makes containers under Icebox with an engine that has fault points: node.faults() arms them."""
+    return _factory(node, FAULTS, request)
+
+
+@pytest.fixture
+def folder(session_node: Node) -> Iterator[pathlib.Path]:
+    """A folder for checkpoints of the engine's own command, with the same path inside and outside of the node."""
+    path = session_node.base / "checkpoints"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from . import procs
-from .node import ICEBOX, Node, Output
+from .node import FAULTS, ICEBOX, Node, Output
 
 
 class Container:
@@ -101,6 +101,18 @@ class Container:
         done = self.node.ctr("containers", "checkpoint", "--task", *flags, self.id, reference, check=False)
         assert not check or done.code == 0, f"{done}\nCRIU: {self.criu_errors()}"
         return done
+
+    def engine(self, command: str, *arguments: str, check: bool = True, timeout: float = 90.0) -> Output:
+        """The engine's own command line, as podman or a person at a shell would use it on this container."""
+        return self.node.command(*self.engine_command(command, *arguments), check=check, timeout=timeout)
+
+    def engine_command(self, command: str, *arguments: str) -> list[str]:
+        folder = self.node.fault_bin if self.runtime == FAULTS else self.node.bin
+        return [str(folder / "icebox-runc"), "--root", self.node.runc_root(), command, *arguments, self.id]
+
+    def dump(self, directory: pathlib.Path, *options: str, check: bool = True) -> Output:
+        """A checkpoint into a directory, by the engine's command; the container's state decides what follows."""
+        return self.engine("checkpoint", "--image-path", str(directory), *options, check=check)
 
     def checkpoint_log(self) -> str:
         """CRIU's log of a checkpoint that failed, where both shims leave it."""

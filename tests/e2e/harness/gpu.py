@@ -4,16 +4,21 @@
 import contextlib
 import ctypes
 import dataclasses
+import json
 import os
+import pathlib
 import re
 import select
 import socket
+import struct
 import subprocess
+import tarfile
 import time
 from typing import Iterator
 
 from . import procs
 from .container import Container
+from .node import STOCK
 
 # Where the driver and its knobs are inside the container.
 LIBRARY_FOLDER = "/opt/cuda"
@@ -77,9 +82,9 @@ class Counter:
         # How many "inc" were sent: the counter cannot have grown by more.
         self.sent = 0
         with _network_of(box.pid):
-            # runc brings the loopback up at create but neither saves nor restores it: that is for network plugins to
-            # do, and ctr has none.
-            subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+            if box.runtime == STOCK:
+                # runc brings the loopback up at create but neither saves nor restores it. Icebox does.
+                subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.connect(("127.0.0.1", port))
         self._id = int.from_bytes(os.urandom(4), "big")
@@ -116,3 +121,65 @@ def counter(box: Container, port: int = PORT) -> Iterator[Counter]:
         yield client
     finally:
         client.close()
+
+
+# --- sample-busy --------------------------------------------------------------------------------------------------
+
+def read_board(path: pathlib.Path) -> list[int]:
+    """The counts of one sample-busy process, one per thread; empty as long as it has not begun."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    if len(data) < 4096:
+        return []
+    used = struct.unpack_from("<Q", data)[0]
+    return [struct.unpack_from("<Q", data, 64 * (index + 1))[0] for index in range(used)]
+
+
+class Boards:
+    """The counters of several sample-busy processes: in the root file system, and in the container's /dev/shm."""
+
+    def __init__(self, box: Container, *files: str):
+        """`files` are paths inside the container."""
+        self.box = box
+        self._files = files
+
+    def _path(self, file: str) -> pathlib.Path:
+        if file.startswith("/dev/shm/"):
+            return pathlib.Path(f"/proc/{self.box.pid}/root") / file.lstrip("/")
+        return self.box.rootfs / file.lstrip("/")
+
+    def read(self) -> dict[str, list[int]]:
+        return {file: read_board(self._path(file)) for file in self._files}
+
+    def wait_all_count(self) -> None:
+        """Waits until every thread of every process has counted on."""
+        start: dict[str, list[int]] = {}
+
+        def moved() -> bool:
+            now = self.read()
+            for file, counts in now.items():
+                if counts and len(start.get(file, [])) != len(counts):
+                    start[file] = counts
+            return all(counts and all(new > old for new, old in zip(counts, start[file])) for file, counts in now.items())
+        procs.wait_until(moved, f"all of {', '.join(self._files)} count on")
+
+
+# --- checkpoint images ------------------------------------------------------------------------------------------
+
+def image_info(box: Container, reference: str) -> dict:
+    """icebox.json of a checkpoint image in containerd's content store."""
+    return json.loads(image_files(box, reference)["icebox.json"])
+
+
+def image_files(box: Container, reference: str) -> dict[str, bytes]:
+    """The checkpoint directory inside a checkpoint image: name -> content."""
+    node = box.node
+    rows = [line.split() for line in node.ctr("images", "ls").stdout.splitlines()]
+    digest = next(row[2] for row in rows if row[0] == reference)
+    index = json.loads(node.ctr("content", "get", digest).stdout)
+    criu = next(entry for entry in index["manifests"] if "criu" in entry["mediaType"])
+    path = node.base / "root/io.containerd.content.v1.content/blobs" / criu["digest"].replace(":", "/")
+    with tarfile.open(path) as archive:
+        return {member.name.removeprefix("./"): archive.extractfile(member).read() for member in archive if member.isfile()}
