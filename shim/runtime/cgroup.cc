@@ -121,11 +121,22 @@ bool is_unified_hierarchy() {
   return ::statfs("/sys/fs/cgroup", &info) == 0 && info.f_type == CGROUP2_SUPER_MAGIC;
 }
 
+CgroupPaths without_shared(CgroupPaths paths, const CgroupPaths& own) {
+  if (paths.v2 == own.v2) paths.v2.clear();
+  std::erase_if(paths.v1, [&](const auto& each) {
+    return own.controller(each.first) == each.second;
+  });
+  return paths;
+}
+
 Result<CgroupPaths> cgroup_of(pid_t pid) {
-  const std::string own =
+  const std::string theirs =
       ICEBOX_TRY(read_file("/proc/" + std::to_string(pid) + "/cgroup", kMaxProcBytes));
+  const std::string ours = ICEBOX_TRY(read_file("/proc/self/cgroup", kMaxProcBytes));
   const std::string mountinfo = ICEBOX_TRY(read_file("/proc/self/mountinfo", kMaxProcBytes));
-  return parse_cgroup_paths(own, mountinfo, is_unified_hierarchy());
+  const bool unified = is_unified_hierarchy();
+  return without_shared(parse_cgroup_paths(theirs, mountinfo, unified),
+                        parse_cgroup_paths(ours, mountinfo, unified));
 }
 
 std::vector<pid_t> processes_of(const CgroupPaths& paths) {

@@ -33,7 +33,13 @@ struct CgroupPaths {
 [[nodiscard]] CgroupPaths parse_cgroup_paths(std::string_view proc_cgroup,
                                              std::string_view mountinfo, bool unified);
 
-// The cgroup of `pid`. not_found when the process is gone. Does not block.
+// `paths` without those that `own` has too. A process that is where the daemon itself is has no
+// cgroup of its own: listing or killing "the container" there would mean the daemon and whatever it
+// runs beside. Pure.
+[[nodiscard]] CgroupPaths without_shared(CgroupPaths paths, const CgroupPaths& own);
+
+// The cgroup of `pid`, without what it shares with this process. not_found when the process is gone.
+// Does not block.
 [[nodiscard]] Result<CgroupPaths> cgroup_of(pid_t pid);
 
 // Whether /sys/fs/cgroup is cgroup v2 (statfs(2)). False on v1 and on hybrid machines.
