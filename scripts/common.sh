@@ -13,7 +13,9 @@ PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 PYTHON=/usr/bin/python3
 # A checkout of a user, tested as root with sudo, is not "of dubious ownership".
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0=$ROOT
-export CCACHE_BASEDIR=$ROOT CCACHE_SLOPPINESS=time_macros
+# One cache for all checkouts of a machine. A debugger may then be told another one's folder; ours wins
+# with the usual `directory` setting.
+export CCACHE_BASEDIR=$ROOT CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=time_macros
 
 say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*"; }
 die() {

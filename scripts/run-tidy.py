@@ -5,8 +5,8 @@
 Usage: run-tidy.py CLANG_TIDY BUILD_FOLDER [JOBS] [PATH...]
 
 With paths, only files below them. A file that passed leaves a stamp named by all that the result
-depends on (its text, every header it includes, flags, rules, clang-tidy), so a stamp can be kept for
-ever and shared between checkouts. The headers come from the dependencies that ninja recorded; the
+depends on (its text, every header it includes, flags, rules, clang-tidy), so that stamps hold for ever
+and for every checkout; they are in the user's cache folder, as the compiler's are. The headers come from the dependencies that ninja recorded; the
 build must be up to date.
 """
 
@@ -52,8 +52,9 @@ class Stamps:
     """Which states of which files have passed."""
 
     def __init__(self, tidy, build):
-        self.folder = build.parent / "tidy-passed"
-        self.folder.mkdir(exist_ok=True)
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        self.folder = pathlib.Path(cache) / "icebox" / "tidy-passed"
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.build = build
         self.version = subprocess.run([tidy, "--version"], check=True, stdout=subprocess.PIPE).stdout
         self.dependencies = recorded_dependencies(build)
