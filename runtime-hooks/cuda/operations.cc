@@ -331,7 +331,11 @@ Outcome conclude(const Batch& batch, const Job& job) {
     outcome.ending = Ending::no_answer;
     outcome.message = about(batch, job) + ": the driver did not answer within " +
                       std::to_string(job.elapsed.count()) + " ms";
-    if (batch.operation == Operation::lock) outcome.message += "; undone should it still succeed";
+    if (batch.operation == Operation::lock) {
+      outcome.message +=
+          " and will be undone should it still do it: raise `lock_timeout_ms` if its GPU work is "
+          "only long, end the process if its driver hangs";
+    }
   } else if (job.code != driver::kSuccess) {
     fill_driver_error(batch, job, outcome);
   } else {
