@@ -82,8 +82,8 @@ def start_pattern(node: Node, size_mib: int, seed: int, stem: str = "pattern", t
 
 def figures_of(info: dict, wall: float) -> Figures:
     return {"checkpoint": f"{wall:.1f} s", "phases (ms)": _phases(info["timings_ms"]),
-            "GPU bytes": human(sum(process["gpu_bytes"] for process in info["processes"])),
-            "CUDA processes": len(info["processes"]), "image": human(info["image_bytes"])}
+            "GPU bytes": human(sum(process["gpu_bytes"] for process in info["gpu"]["processes"])),
+            "CUDA processes": len(info["gpu"]["processes"]), "image": human(info["image_bytes"])}
 
 
 def _phases(phases: dict[str, int]) -> str:
@@ -185,12 +185,12 @@ def pattern(node: Node) -> Figures:
     wall = box.checkpoint(image)
     info = node.checkpoint_info(image)
     # What it finds from here on it finds after the driver put 8 GiB back.
-    check(more_beats(box, 2, 60)[1:] == first[1:], "other contents after the checkpoint")
+    check(more_beats(box, 2, 90)[1:] == first[1:], "other contents after the checkpoint")
     box.stop()
     again = node.box("pattern")
     restored = again.restore(image)
     with_restored = len(beats(again))
-    check(more_beats(again, 2, 60)[1:] == first[1:], "other contents after the restore")
+    check(more_beats(again, 2, 90)[1:] == first[1:], "other contents after the restore")
     check(with_restored >= 2, "it started again from nothing")
     figures = {**figures_of(info, wall), "restore": f"{restored:.1f} s", "restore phases (ms)": _phases(again.engine_log())}
     again.stop()
@@ -255,7 +255,7 @@ def multi(node: Node) -> Figures:
     before = wait_for_looks(box, 2)
     wall = box.checkpoint(image)
     info = node.checkpoint_info(image)
-    check(len(info["processes"]) == 3, f"icebox.json lists {len(info['processes'])} CUDA processes")
+    check(len(info["gpu"]["processes"]) == 3, f"icebox.json lists {len(info['gpu']['processes'])} CUDA processes")
     wait_for_looks(box, 2)
     box.stop()
     again = node.box("multi")
@@ -357,7 +357,7 @@ def pause(node: Node) -> Figures:
     check(box.out() == frozen, "the program went on while it was paused")
     if not simulated:
         check(busy and busy >= 20, f"the GPU was busy for {busy} % only: this proves nothing")
-        check(idle == 0, f"the GPU was busy for {idle} % while the container was paused")
+        check(idle <= 1, f"the GPU was busy for {idle} % while the container was paused")
     box.task("resume")
     check(box.status == "RUNNING", f"the task is {box.status}")
     wait_until(lambda: len(box.out()) > len(frozen), "the program goes on", 20)
@@ -468,15 +468,20 @@ def leave_running(node: Node) -> Figures:
     wall = box.checkpoint(image)
     check(box.status == "RUNNING", f"the task is {box.status}")
     check(more_beats(box, 3, 60)[1:] == first[1:], "other contents after the first checkpoint")
-    folder = node.work / "tmp" / node.unique("second")
-    start = time.monotonic()
-    box.task("checkpoint", "--image-path", str(folder))
-    second = time.monotonic() - start
-    check((folder / "icebox.json").exists(), f"no icebox.json in {folder}: {sorted(os.listdir(folder))[:10]}")
+    # containerd 1.x cannot take a second checkpoint of a container while it has the first ("content already exists").
+    node.remove_image(image)
+    second = box.checkpoint(image)
     check(box.status == "RUNNING", f"the task is {box.status}")
     check(more_beats(box, 3, 60)[1:] == first[1:], "other contents after the second checkpoint")
+    done = len(beats(box))
+    box.stop()
+    again = node.box("pattern")
+    restored = again.restore(image)
+    at_restore = len(beats(again))
+    check(5 <= at_restore <= done, f"restored after {at_restore} looks of {done}: not the second checkpoint")
+    check(more_beats(again, 2, 60)[1:] == first[1:], "other contents after the restore")
     node.remove_image(image)
-    return {"ctr c checkpoint": f"{wall:.1f} s", "ctr t checkpoint into a folder": f"{second:.1f} s",
+    return {"first checkpoint": f"{wall:.1f} s", "second": f"{second:.1f} s", "restore of the second": f"{restored:.1f} s",
             "container": "runs on, contents as written, after both"}
 
 

@@ -12,10 +12,10 @@ Needs root and Python, nothing else. Nothing of the machine is changed: all moun
 import argparse
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 
 from harness import machine as machines  # noqa: E402
-from harness.checks import Deadline, Failed, Skipped  # noqa: E402
+from harness.checks import Deadline, Failed, Skipped, wait_until  # noqa: E402
 from harness.node import Node  # noqa: E402
 from harness.report import Report  # noqa: E402
 from items import ITEMS, Item  # noqa: E402
@@ -107,6 +107,19 @@ def keep_logs(node: Node, item: Item) -> None:
                 log.write(f"##### {path}\n{text[:4000]}\n...\n{text[-16000:]}\n" if len(text) > 20000 else f"##### {path}\n{text}\n")
 
 
+def left_behind(node: Node, report: Report) -> None:
+    """After the last item, as an item of its own."""
+    start = time.monotonic()
+    title, problem = "all containers removed: no process, mount, folder or state is left", ""
+    node.deadline = Deadline(30)
+    try:
+        # A shim ends after it has answered.
+        wait_until(lambda: not node.left_behind(), "everything is gone", 10)
+    except Failed:
+        problem = "; ".join(node.left_behind()[:10])
+    report.add("clean", title, "failed" if problem else "passed", time.monotonic() - start, {}, problem)
+
+
 def inside(args: argparse.Namespace) -> int:
     started = time.monotonic()
     work = args.work
@@ -127,16 +140,17 @@ def inside(args: argparse.Namespace) -> int:
                 left.append(item.name)
                 continue
             run_item(node, item, report)
+        left_behind(node, report)
     finally:
         node.stop()
         report.write()
         if args.out:
-            for log in (work / "logs").iterdir():
-                shutil.copy(log, args.out / log.name)
+            with tarfile.open(args.out / "logs.tar.gz", "w:gz") as archive:
+                archive.add(work / "logs", "logs")
     print(f"\n{report.table()}")
     if left:
         print(f"not started, the budget of {args.budget:.0f} s is over: {' '.join(left)} (run again)")
-    names = [item.name for item in wanted if item.name not in left]
+    names = [item.name for item in wanted if item.name not in left] + ["clean"]
     failed = [name for name in names if report.data["items"][name]["status"] == "failed"]
     print(f"gpu: {'FAILED: ' + ' '.join(failed) if failed else 'OK'} ({time.monotonic() - started:.0f} s)")
     return 1 if failed else 0

@@ -236,8 +236,13 @@ class Python:
             # Of /usr itself only the interpreter is missing: its modules are below /usr/lib.
             if os.path.isdir(folder) and folder != "/usr":
                 wanted[folder] = folder
-        real = os.path.realpath(self._executable)
-        wanted[real] = real
+        # The interpreter, by every name on the way to it: a venv's is a link, often to a link.
+        link = self._executable
+        while True:
+            wanted[link] = os.path.realpath(link)
+            if not os.path.islink(link):
+                break
+            link = os.path.normpath(os.path.join(os.path.dirname(link), os.readlink(link)))
         flags = []
         for target in sorted(wanted, key=len):
             source = os.path.realpath(wanted[target])

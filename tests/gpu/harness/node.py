@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import time
+from typing import Iterator
 
 from .checks import Deadline, Failed, check, wait_until
 from .machine import KNOBS, Machine
@@ -49,8 +50,7 @@ class Node:
     # --- life --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        for left in ("root", "state", "icebox"):  # of a run that was cut off
-            _remove_tree(self.work / left)
+        self._end_earlier_run()
         self.configure()
         (self.work / "containerd.toml").write_text(_CONFIG.format(work=self.work))
         with self.log.open("wb") as log:
@@ -61,6 +61,31 @@ class Node:
         self.snapshotter = "overlayfs" if self._overlay_works() else "native"
         for image in ("samples", "busybox"):
             self.ctr("images", "import", "--snapshotter", self.snapshotter, str(self.machine.kit / "images" / f"{image}.tar"))
+
+    def _end_earlier_run(self) -> None:
+        """What a run that was cut off has left in this work folder."""
+        for pid in self.leftovers() + self.stray():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self.leftovers() and not self.stray(), "an earlier run's processes are gone", 20)
+        for left in ("root", "state", "icebox", "tmp", "run"):
+            _empty(self.work / left)
+
+    def leftovers(self) -> list[int]:
+        """containerd and shims of this work folder."""
+        return [pid for pid, words in _command_lines() if f"{self.work}/c.sock" in words or
+                f"{self.work}/containerd.toml" in words]
+
+    def left_behind(self) -> list[str]:
+        """What must not be there once all containers are removed: shims, processes, mounts, checkpoint folders, state."""
+        assert self.daemon is not None
+        mounts = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
+        found = [f"process {pid}: {' '.join(words)}" for pid, words in _command_lines()
+                 if f"{self.work}/c.sock" in words and pid != self.daemon.pid]
+        found += [f"process {pid} in a container's cgroup" for pid in self.stray()]
+        found += [f"mount {mount}" for mount in mounts if mount.startswith(f"{self.work}/state/")]
+        found += [str(path) for path in (self.work / "tmp").iterdir()]
+        found += [str(path) for path in (self.work / "icebox").rglob("*") if path.is_file()]
+        return found
 
     def _answers(self) -> bool:
         assert self.daemon is not None
@@ -215,7 +240,8 @@ class Box:
         return time.monotonic() - start
 
     def task(self, verb: str, *arguments: str, check_code: bool = True) -> subprocess.CompletedProcess:
-        return self.node.ctr("tasks", verb, *arguments, self.id, check_code=check_code)
+        return self.node.ctr("tasks", verb, *arguments, self.id, check_code=check_code,
+                             seconds=180 if verb == "checkpoint" else 30)
 
     @property
     def status(self) -> str:
@@ -288,20 +314,32 @@ class Box:
         self.node.ctr("containers", "delete", self.id)
 
     def remove(self) -> None:
-        """Whatever state it is in."""
-        if self.status:
+        """Whatever state it is in. A task whose restore failed is left by ctr in the state CREATED, without a process."""
+        if self.status not in ("", "CREATED"):
             self.task("kill", "--signal", "SIGKILL", check_code=False)
             try:
                 wait_until(lambda: self.status in ("STOPPED", ""), f"{self.id} ends", self.node.deadline.left(15))
             except Failed:
                 for pid in self.node.stray():
                     os.kill(pid, signal.SIGKILL)
-            self.task("delete", "--force", check_code=False)
+        if self.status:
+            self.task("delete")
         self.node.ctr("containers", "delete", self.id, check_code=False)
 
 
-def _remove_tree(folder: pathlib.Path) -> None:
-    """Removes what an earlier run left. Its mounts were in a namespace that is gone; one that is not would be emptied."""
+def _command_lines() -> Iterator[tuple[int, list[str]]]:
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                yield int(entry.name), (entry / "cmdline").read_text(errors="replace").split("\0")
+            except OSError:
+                pass
+
+
+def _empty(folder: pathlib.Path) -> None:
+    """Empties a folder, which may itself be mounted elsewhere. Never across a mount: that would empty what is there."""
     mounts = [line.split()[1] for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     check(not any(mount.startswith(f"{folder}/") for mount in mounts), f"something is mounted below {folder}")
-    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    for child in folder.iterdir():
+        shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
