@@ -54,7 +54,7 @@ void Watch::reset() {
 }
 
 Timer::Timer(Timer&& other) noexcept
-    : loop_(std::exchange(other.loop_, nullptr)), key_(other.key_) {}
+    : loop_(std::exchange(other.loop_, nullptr)), key_(std::move(other.key_)) {}
 
 Timer& Timer::operator=(Timer&& other) noexcept {
   if (this != &other) {

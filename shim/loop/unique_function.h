@@ -36,9 +36,9 @@ class UniqueFunction<R(Args...)> {
   };
   template <typename F>
   struct Body final : Base {
-    explicit Body(F callable) : callable_(std::move(callable)) {}
-    R call(Args... args) override { return callable_(std::forward<Args>(args)...); }
-    F callable_;
+    explicit Body(F body) : callable(std::move(body)) {}
+    R call(Args... args) override { return callable(std::forward<Args>(args)...); }
+    F callable;
   };
   std::unique_ptr<Base> body_;
 };
