@@ -326,7 +326,9 @@ Outcome conclude(const Batch& batch, const Job& job) {
     outcome.message = about(batch, job) + ": the process ended meanwhile";
   } else if (!job.started) {
     outcome.ending = Ending::refused;
-    outcome.message = about(batch, job) + " was not tried: an earlier call is still in the driver";
+    outcome.message = about(batch, job) + " was not tried: " +
+                      (job.target->call() ? "an earlier call is still in the driver"
+                                          : "its time was over before it could begin");
   } else if (!job.answered) {
     outcome.ending = Ending::no_answer;
     outcome.message = about(batch, job) + ": the driver did not answer within " +

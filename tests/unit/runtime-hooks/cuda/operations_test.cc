@@ -212,8 +212,8 @@ class OperationsTest : public testing::Test {
 
   FakeDriver driver_;
   Operations operations_{fake_api(),
-                         {.answer_grace = milliseconds(50),
-                          .state_grace = milliseconds(50),
+                         {.answer_grace = milliseconds(600),
+                          .state_grace = milliseconds(1'000),
                           .death_grace = milliseconds(50)}};
 };
 
@@ -324,7 +324,7 @@ TEST_F(OperationsTest, AHangingLockIsReportedAndTheOthersAreNotHeldUp) {
 TEST_F(OperationsTest, ALockThatComesBackTooLateIsUndone) {
   const Child child;
   driver_.hang("lock", child.pid());
-  ASSERT_EQ(run(Operation::lock, child.target(), 10).ending, Ending::no_answer);
+  ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
   EXPECT_FALSE(driver_.called("unlock", child.pid()));
   driver_.release("lock", child.pid());
   operations_.wait_until_idle();
@@ -337,7 +337,7 @@ TEST_F(OperationsTest, ALockThatFailsTooLateNeedsNoUndo) {
   const Child child;
   driver_.hang("lock", child.pid());
   driver_.errors[{"lock", child.pid()}] = driver::kErrorNotReady;
-  ASSERT_EQ(run(Operation::lock, child.target(), 10).ending, Ending::no_answer);
+  ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
   driver_.release("lock", child.pid());
   operations_.wait_until_idle();
   EXPECT_FALSE(driver_.called("unlock", child.pid()));
@@ -346,9 +346,9 @@ TEST_F(OperationsTest, ALockThatFailsTooLateNeedsNoUndo) {
 TEST_F(OperationsTest, NothingElseIsTriedOnATargetWhoseCallIsStillPending) {
   const Child child;
   driver_.hang("lock", child.pid());
-  ASSERT_EQ(run(Operation::lock, child.target(), 10).ending, Ending::no_answer);
+  ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
   for (const Operation operation : {Operation::unlock, Operation::checkpoint}) {
-    const Outcome outcome = run(operation, child.target(), 20);
+    const Outcome outcome = run(operation, child.target(), 100);
     EXPECT_EQ(outcome.ending, Ending::refused);
     EXPECT_THAT(outcome.message, HasSubstr("earlier call is still in the driver"));
   }
@@ -387,14 +387,14 @@ TEST_F(OperationsTest, ACheckpointOfALivingTargetIsWaitedForHoweverLongItTakes) 
   driver_.hang("checkpoint", child.pid());
   std::thread release([&] {
     EXPECT_TRUE(driver_.wait_for_call("checkpoint", child.pid()));
-    // Several times all graces of this test.
-    std::this_thread::sleep_for(milliseconds(400));
+    // Longer than the graces that end a call with a deadline or of a dead target.
+    std::this_thread::sleep_for(milliseconds(1'000));
     driver_.release("checkpoint", child.pid());
   });
   const Outcome outcome = run(Operation::checkpoint, child.target());
   release.join();
   EXPECT_TRUE(outcome.ok()) << outcome.message;
-  EXPECT_GE(outcome.elapsed.count(), 300);
+  EXPECT_GE(outcome.elapsed.count(), 900);
 }
 
 TEST_F(OperationsTest, ATargetThatDiedIsGoneWhateverTheDriverSays) {
