@@ -115,16 +115,12 @@ Result<void> restore_one(const SavedLimit& limit) {
     const std::string directory = limit.file.substr(0, limit.file.rfind('/'));
     auto usage = ICEBOX_TRY(read_bytes(directory + "/memory.current"));
     if (usage > wanted) {
-      // Fails with EAGAIN when less could be reclaimed, and is missing before Linux 5.19: the usage
-      // decides.
-      const auto asked =
-          write_control_file(directory + "/memory.reclaim", std::to_string(usage - wanted));
+      // Whether less could be reclaimed (EAGAIN) or the file is missing (before Linux 5.19): the
+      // usage decides.
+      static_cast<void>(
+          write_control_file(directory + "/memory.reclaim", std::to_string(usage - wanted)).ok());
       usage = ICEBOX_TRY(read_bytes(directory + "/memory.current"));
-      if (usage > wanted) {
-        return errno_error(limit.file, asked.ok() || asked.error().sys_errno == 0
-                                           ? EBUSY
-                                           : asked.error().sys_errno);
-      }
+      if (usage > wanted) return errno_error(limit.file, EBUSY);
     }
   }
   return write_control_file(limit.file, limit.value);

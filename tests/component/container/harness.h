@@ -141,19 +141,22 @@ bool nothing_traced(const Cgroup& cgroup);
 // State letter of a process in /proc.
 char state_of(pid_t process);
 
-// A mounted FUSE file system whose server never answers: who looks into it sleeps uninterruptibly
-// (but for SIGKILL), and neither freezes nor stops.
-class DeafFileSystem {
+// A pipe whose mutex is held for ever, by a process that is in a page fault which nobody answers.
+// Who writes into the pipe sleeps uninterruptibly (state D): no signal, freezer or ptrace reaches
+// it, until release().
+class StuckPipe {
  public:
-  DeafFileSystem();
-  DeafFileSystem(const DeafFileSystem&) = delete;
-  DeafFileSystem& operator=(const DeafFileSystem&) = delete;
-  ~DeafFileSystem();
-  void get_stuck() const;  // in a child process
+  StuckPipe();
+  StuckPipe(const StuckPipe&) = delete;
+  StuckPipe& operator=(const StuckPipe&) = delete;
+  ~StuckPipe();
+  void get_stuck() const;  // in a child process; sleeps when it is let go
+  void release();
 
  private:
-  std::string path_;
-  UniqueFd server_;
+  UniqueFd read_end_;
+  UniqueFd write_end_;
+  pid_t holder_ = -1;
 };
 
 // Fault points for the time of its life.

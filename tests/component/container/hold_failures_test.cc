@@ -2,11 +2,8 @@
 //
 // with_only_driver_threads when something is in its way: what it refuses, what it names, and what
 // it leaves behind.
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/ptrace.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <thread>
@@ -147,11 +144,11 @@ TEST_P(HoldFailuresTest, a_frozen_cgroup_above_is_named) {
 
 TEST_P(HoldFailuresTest, a_thread_that_does_not_stop_is_named) {
   TestCgroup outside(GetParam());
-  const DeafFileSystem deaf;
+  StuckPipe pipe;
   start_and_freeze();
   // A process that waits for a file server that does not answer: no signal, freezer or ptrace
   // reaches it.
-  const pid_t stuck = container_.start([&] { deaf.get_stuck(); }, outside.path());
+  const pid_t stuck = container_.start([&] { pipe.get_stuck(); }, outside.path());
   ASSERT_TRUE(eventually([&] { return state_of(stuck) == 'D'; })) << state_of(stuck);
   const Cgroup cgroup = container_.cgroup();
   const Faults faults("threads.thawed hang\n");
@@ -164,7 +161,7 @@ TEST_P(HoldFailuresTest, a_thread_that_does_not_stop_is_named) {
     // too.
     EXPECT_TRUE(eventually(
         [&] { return cgroup.state().value_or(FreezerState::thawed) != FreezerState::thawed; }));
-    ::kill(stuck, SIGKILL);
+    pipe.release();
   });
   const Error error = hold_refused(cgroup);
   helper.join();
