@@ -9,6 +9,7 @@ import subprocess
 import time
 from typing import Callable
 
+from harness.agent import start_time
 from harness.checks import Failed, Skipped, check, human, wait_until
 from harness.counter import Counter
 from harness.machine import Python, bind
@@ -367,7 +368,6 @@ def pause(node: Node) -> Figures:
 
 
 def _target(pid: int) -> dict[str, int]:
-    from harness.agent import start_time
     return {"pid": pid, "start_time": start_time(pid)}
 
 

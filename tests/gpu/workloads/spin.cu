@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// spin: one kernel that runs for a given time, then short steps for ever. While the kernel runs the driver cannot lock the
-// process: cuCheckpointProcessLock waits for submitted work.
+// spin: one kernel that runs for a given time, then short steps for ever. While the kernel runs the
+// driver cannot lock the process: cuCheckpointProcessLock waits for submitted work.
 #include <time.h>
 #include <unistd.h>
 
