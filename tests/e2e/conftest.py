@@ -16,7 +16,7 @@ import pytest
 
 from harness import cgroups, gpu, leaks, paths
 from harness.container import Container
-from harness.node import FAULTS, ICEBOX, STOCK, Node
+from harness.node import ENGINE, FAULTS, ICEBOX, STOCK, Node
 
 BUSYBOX_IMAGE = "icebox.local/busybox:e2e"
 SAMPLES_IMAGE = "icebox.local/samples:e2e"
@@ -112,10 +112,19 @@ def node(session_node: Node) -> Iterator[Node]:
 @pytest.fixture
 def busybox_rootfs(archives: list[pathlib.Path]) -> Iterator[pathlib.Path]:
     """A root file system in a folder of its own, for containers that are run from a spec."""
+    yield from _unpacked(archives[0])
+
+
+@pytest.fixture
+def samples_rootfs(archives: list[pathlib.Path]) -> Iterator[pathlib.Path]:
+    yield from _unpacked(archives[1])
+
+
+def _unpacked(image: pathlib.Path) -> Iterator[pathlib.Path]:
     # Not pytest's tmp_path: nodes have a /tmp of their own.
     with tempfile.TemporaryDirectory(prefix="icebox-e2e-", dir="/var/tmp") as folder:
         rootfs = pathlib.Path(folder) / "rootfs"
-        with tarfile.open(archives[0]) as archive:
+        with tarfile.open(image) as archive:
             manifest = _blob(archive, json.load(archive.extractfile("index.json"))["manifests"][0])
             content = _blob(archive, json.loads(manifest)["layers"][0])
             with tarfile.open(fileobj=io.BytesIO(content)) as layer:
@@ -141,7 +150,7 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 
 def _require(runtime: str) -> None:
-    needed = {STOCK: [], ICEBOX: [paths.BIN / "containerd-shim-icebox-v1", paths.BIN / "icebox-runc"],
+    needed = {STOCK: [], ENGINE: [paths.BIN / "icebox-runc"], ICEBOX: [paths.BIN / "containerd-shim-icebox-v1", paths.BIN / "icebox-runc"],
               FAULTS: [paths.FAULT_BIN / "icebox-runc"]}[runtime]
     for program in needed:
         if not program.exists():
@@ -160,7 +169,7 @@ def container(node: Node, runtime: str, request: pytest.FixtureRequest) -> Calla
 
 def _factory(node: Node, runtime: str, request: pytest.FixtureRequest) -> Callable[[], Container]:
     _require(runtime)
-    stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40]
+    stem = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].rstrip("-")
     return lambda: Container(node, node.unique(stem), runtime)
 
 
@@ -174,6 +183,19 @@ def icebox(node: Node, request: pytest.FixtureRequest) -> Callable[[], Container
 def faulty(node: Node, request: pytest.FixtureRequest) -> Callable[[], Container]:
     """Makes containers under Icebox with an engine that has fault points: node.faults() arms them."""
     return _factory(node, FAULTS, request)
+
+
+@pytest.fixture
+def program_folder(folder: pathlib.Path) -> Callable[[str, str], pathlib.Path]:
+    """Makes folders with one program of our own, to stand before the real one."""
+    def make(name: str, script: str) -> pathlib.Path:
+        place = folder / f"programs-{name}"
+        place.mkdir()
+        program = place / name
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        return program
+    return make
 
 
 @pytest.fixture

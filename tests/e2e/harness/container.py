@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 from . import procs
-from .node import FAULTS, ICEBOX, Node, Output
+from .node import ENGINE, FAULTS, ICEBOX, STOCK, Node, Output
 
 
 class Container:
@@ -22,7 +22,10 @@ class Container:
 
     def run_arguments(self, image: str, *command: str, flags: tuple[str, ...] = ()) -> list[str]:
         # ctr's default asks for CPU shares, which a unified hierarchy beside v1 controllers cannot give.
-        return ["run", "--runtime", self.runtime, "--cpu-shares", "0", *flags, image, self.id, *command]
+        runtime = ["--runtime", self.runtime]
+        if self.runtime == ENGINE:
+            runtime = ["--runtime", STOCK, "--runc-binary", str(self.node.bin / "icebox-runc")]
+        return ["run", *runtime, "--cpu-shares", "0", *flags, image, self.id, *command]
 
     def run(self, image: str, *command: str, flags: tuple[str, ...] = ("--null-io",), check: bool = True) -> Output:
         """`ctr run -d`. By default without stdio, so that nobody has to read the container's output."""

@@ -33,6 +33,12 @@ _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def shared_flags(folder: pathlib.Path) -> tuple[str, ...]:
+    """The same with the knobs in a folder of the host, which a restored container sees as well."""
+    mount = f"type=bind,src={folder},dst=/shared,options=rbind:rw"
+    return (*FLAGS[:-1], "ICEBOX_SIM_KNOBS=/shared/knobs", "--mount", mount)
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
     counter: int

@@ -26,6 +26,8 @@ from .cgroups import Cgroups
 
 STOCK = "io.containerd.runc.v2"
 ICEBOX = "io.containerd.runc.icebox.v1"
+# The stock shim with Icebox's engine as its OCI runtime; harness name only.
+ENGINE = "engine"
 # The same shim beside an engine with fault points; harness name only.
 FAULTS = "io.containerd.runc.iceboxfaults.v1"
 

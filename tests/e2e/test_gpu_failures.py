@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that fail: what ctr says, and that the workload goes on as if nothing had been."""
+
+import contextlib
+import shlex
+
+import pytest
+from harness import gpu, paths, procs
+
+IMAGE = "icebox.local/samples:e2e"
+
+
+@pytest.fixture
+def counting(icebox):
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+        yield box, counter
+
+
+@contextlib.contextmanager
+def goes_on(box, counter):
+    """The workload is the same before and after, and a good checkpoint succeeds."""
+    before = counter.ask()
+    yield
+    assert box.status == "RUNNING" and box.node.cgroups.thawed(box.cgroup)
+    assert procs.tracer(box.pid) == 0
+    after = counter.ask()
+    assert after.token == before.token and after.counter == before.counter + 1
+    assert gpu.device_holders([box.pid]) == [box.pid]
+    gpu.set_knobs(box)
+    reference = box.node.unique("checkpoint:good")
+    box.checkpoint(reference)
+    assert counter.ask().token == before.token
+
+
+def refused(box, *words: str, reference: str = "checkpoint:refused") -> str:
+    """A checkpoint that fails and says so with all of `words`; no image is left of it."""
+    failed = box.checkpoint(reference, check=False)
+    assert failed.code != 0, str(failed)
+    for word in words:
+        assert word in failed.stderr, str(failed)
+    assert reference not in box.node.images()
+    return failed.stderr
+
+
+@pytest.mark.both_cgroups
+@pytest.mark.parametrize("knob", ["lock=busy", "lock=hang"])
+def test_lock_that_does_not_drain(counting, knob):
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, knob)
+        said = refused(box, "lock", str(box.pid))
+        assert "lock_timeout_ms" in said, "the way out"
+
+
+@pytest.mark.both_cgroups
+def test_driver_error_at_checkpoint(counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, "checkpoint=999")
+        refused(box, "the driver could not suspend CUDA", str(box.pid), "999")
+
+
+@pytest.mark.both_cgroups
+def test_criu_fails_after_the_gpu_was_suspended(node, counting, program_folder):
+    box, counter = counting
+    real = shlex.quote(str(paths.criu()))
+    criu = program_folder("criu", f'case "$1" in swrk) exit 1;; esac\nexec {real} "$@"')
+    with goes_on(box, counter):
+        gpu.set_knobs(box, f"log={gpu.KNOBS}.log")
+        with node.config(criu=str(criu)):
+            refused(box, "CRIU could not dump")
+        done = (box.rootfs / f"{gpu.KNOBS}.log".lstrip("/")).read_text()
+        assert "checkpoint" in done and "restore" in done, "the GPU was suspended, and put back"
+
+
+@pytest.mark.both_cgroups
+def test_exec_without_cuda_is_left_out_and_named(node, counting):
+    """CRIU saves only what descends from init; not even an open device that it cannot dump is in its way."""
+    box, counter = counting
+    with goes_on(box, counter):
+        (box.rootfs / "stop").unlink(missing_ok=True)
+        box.exec("sh", "-c", "mknod /odd c 10 237; exec 9</odd; while [ ! -e /stop ]; do sleep 0.05; done",
+                 flags=("--detach",), exec_id="odd")
+        procs.wait_until(lambda: len(node.cgroups.pids(box.cgroup)) > 1, "the exec'ed process")
+        box.checkpoint("checkpoint:odd")
+        assert any("mknod /odd" in line for line in gpu.image_info(box, "checkpoint:odd")["left_out"])
+        (box.rootfs / "stop").touch()
+        procs.wait_until(lambda: len(node.cgroups.pids(box.cgroup)) == 1, "the exec'ed process ends")
+        node.ctr("images", "rm", "--sync", "checkpoint:odd")
+
+
+def test_device_without_a_restore_thread(node, icebox):
+    box = icebox()
+    box.run(IMAGE, "sample-fork", flags=gpu.FLAGS)
+    holders = procs.wait_until(lambda: len(h := gpu.device_holders(node.cgroups.pids(box.cgroup))) == 2 and h, "two holders")
+    child = next(pid for pid in holders if pid != box.pid)
+    refused(box, f"process {child} ", "spawn")
+    assert box.status == "RUNNING" and node.cgroups.thawed(box.cgroup)
+
+
+def test_exec_of_cuda_is_refused(node, counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        box.exec("sample-counter", "--port", "1234", flags=("--detach",), exec_id="gpu")
+        pids = procs.wait_until(lambda: len(h := gpu.device_holders(node.cgroups.pids(box.cgroup))) == 2 and h, "both use the GPU")
+        other = next(pid for pid in pids if pid != box.pid)
+        refused(box, str(other), "exec", "end it, or start it from the container's own command")
+        box.task("kill", "--exec-id", "gpu", "--signal", "KILL")
+        procs.wait_until(lambda: not procs.alive(other), "the exec'ed process ends")
+        box.node.ctr("tasks", "delete", "--exec-id", "gpu", box.id, check=False)
+
+
+@pytest.mark.parametrize("script, words", [
+    ("echo Version: 3.17", ["3.17", "4.1"]),
+    ("exit 127", ["criu"]),
+], ids=["too old", "broken"])
+def test_criu_that_cannot_be_used(node, counting, program_folder, script, words):
+    box, counter = counting
+    criu = program_folder("criu", script)
+    with goes_on(box, counter), node.config(criu=str(criu)):
+        refused(box, *words)
+
+
+def test_criu_missing(node, counting, folder):
+    box, counter = counting
+    with goes_on(box, counter):
+        with node.config(criu=str(folder / "nowhere" / "criu")):
+            refused(box, str(folder / "nowhere" / "criu"))
+
+
+def test_driver_library_missing(node, counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        with node.config(libcuda="/nowhere/libcuda.so.1"):
+            refused(box, "/nowhere/libcuda.so.1")
+
+
+def test_driver_too_old(node, counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        with node.config(libcuda=str(node.cuda / "old" / "libcuda.so.1")):
+            refused(box, "driver", "570")
+
+
+def test_bad_configuration(node, counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        before = node.config_file.read_text()
+        node.config_file.write_text("criu = [")
+        try:
+            refused(box, str(node.config_file))
+        finally:
+            node.config_file.write_text(before)
+
+
+@pytest.mark.both_cgroups
+def test_disk_too_small(node, counting, folder):
+    box, counter = counting
+    small = folder / "small"
+    small.mkdir()
+    node.command("mount", "-t", "tmpfs", "-o", "size=1m", "small", str(small))
+    try:
+        with goes_on(box, counter):
+            failed = box.dump(small / "dump", "--leave-running", check=False)
+            assert failed.code != 0
+            assert "free" in failed.stderr and str(small) in failed.stderr
+    finally:
+        node.command("umount", str(small))
+
+
+@pytest.mark.both_cgroups
+def test_driver_leaves_a_device_open(counting):
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, "leave_fd=1")
+        refused(box, str(box.pid), "nvidia0")
+
+
+def test_process_that_dies_inside_the_drivers_checkpoint(node, icebox):
+    """Nothing can be saved of it: the failure is told, and the rest of the container goes on and sees its end."""
+    box = icebox()
+    box.run(IMAGE, "sh", "-c", "sample-counter; exit 7", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+    (victim,) = gpu.device_holders(node.cgroups.pids(box.cgroup))
+    gpu.set_knobs(box, "checkpoint=die")
+    refused(box, "could not suspend CUDA", f"process {victim}", "ended")
+    box.wait_status("STOPPED")
+    assert box.delete_task() == 7
