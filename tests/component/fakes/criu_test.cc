@@ -137,7 +137,7 @@ TEST_F(CriuTest, CarriesATreeOfCudaProcesses) {
     EXPECT_TRUE(is_checkpointed(child));
     resume(child);
   }
-  for (int i = 0; i < 3; ++i)
+  for (std::size_t i = 0; i < children.size(); ++i)
     line_after("out",
                "child " + std::to_string(i) + " pid=" + std::to_string(children[i]) + ": beat",
                written);

@@ -223,6 +223,12 @@ std::vector<std::string> SimTest::sample(const std::string& name,
   return argv;
 }
 
+std::vector<std::string> sim_ctl(const std::string& action, pid_t pid) {
+  const std::string program = ICEBOX_BIN_DIR "/sim-ctl";
+  const std::string library = ICEBOX_BUILD_DIR "/fakes/libcuda.so.1";
+  return {program, "--lib", library, action, std::to_string(pid)};
+}
+
 State state_of(pid_t pid) {
   cu::ProcessState state{};
   const cu::Result result = cu::cuCheckpointProcessGetState(pid, &state);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -113,6 +114,9 @@ class SimTest : public ::testing::Test {
   std::string dir_;
 };
 
+/// sim-ctl ACTION PID, a caller of the checkpoint API that is another process.
+std::vector<std::string> sim_ctl(const std::string& action, pid_t pid);
+
 // The checkpoint API of the simulated driver, called from the test's own process.
 struct State {
   cu::Result result;
@@ -135,5 +139,7 @@ void resume(pid_t pid);
 
 namespace icebox::cu {
 /// For GoogleTest's messages.
-inline void PrintTo(Result result, std::ostream* out) { *out << static_cast<int>(result); }
+inline std::ostream& operator<<(std::ostream& out, Result result) {
+  return out << static_cast<int>(result);
+}
 }  // namespace icebox::cu

@@ -131,9 +131,7 @@ TEST_F(KnobsTest, CheckpointDieEndsTheTargetAndTheCall) {
 TEST_F(KnobsTest, CheckpointDieHangEndsTheTargetButNotTheCall) {
   set_knobs("checkpoint=die_hang\n");
   ASSERT_EQ(lock(pid()), Result::success);
-  Process caller({ICEBOX_BIN_DIR "/sim-ctl", "--lib", ICEBOX_BUILD_DIR "/fakes/libcuda.so.1",
-                  "checkpoint", std::to_string(pid())},
-                 environment());
+  Process caller(sim_ctl("checkpoint", pid()), environment());
   EXPECT_TRUE(WIFSIGNALED(counter_->wait()));
   EXPECT_EQ(caller.wait(300ms), -1);
 }
@@ -238,11 +236,11 @@ TEST_F(KnobsTest, LogHasALinePerOperationInOrder) {
   resume(pid());
   const auto lines = log();
   ASSERT_EQ(lines.size(), 5U);
-  const char* const kExpected[][2] = {{"lock", "result=0 state=1"},
-                                      {"checkpoint", "result=0 state=2"},
-                                      {"checkpoint", "result=401 state=2"},
-                                      {"restore", "result=0 state=1"},
-                                      {"unlock", "result=0 state=0"}};
+  const char* const expected[][2] = {{"lock", "result=0 state=1"},
+                                     {"checkpoint", "result=0 state=2"},
+                                     {"checkpoint", "result=401 state=2"},
+                                     {"restore", "result=0 state=1"},
+                                     {"unlock", "result=0 state=0"}};
   long long last_end = 0;
   for (std::size_t i = 0; i < lines.size(); ++i) {
     char name[32] = "";
@@ -253,8 +251,8 @@ TEST_F(KnobsTest, LogHasALinePerOperationInOrder) {
                           &begin, &end),
               4)
         << lines[i];
-    EXPECT_STREQ(name, kExpected[i][0]);
-    EXPECT_NE(lines[i].find(kExpected[i][1]), std::string::npos) << lines[i];
+    EXPECT_STREQ(name, expected[i][0]);
+    EXPECT_NE(lines[i].find(expected[i][1]), std::string::npos) << lines[i];
     EXPECT_EQ(target, pid());
     EXPECT_LE(last_end, begin);
     EXPECT_LE(begin, end);

@@ -261,9 +261,7 @@ TEST_F(MemoryTest, RestoreNeedsPersistenceModeOrAnInitialisedCaller) {
   suspend(pattern->pid());
   set_host(host_ + "gpu.0.persistence=0\n");
   EXPECT_EQ(restore(pattern->pid()), Result::not_initialized);  // this test never calls cuInit
-  Process caller({ICEBOX_BIN_DIR "/sim-ctl", "--lib", ICEBOX_BUILD_DIR "/fakes/libcuda.so.1",
-                  "resume", std::to_string(pattern->pid())},
-                 on_host());
+  Process caller(sim_ctl("resume", pattern->pid()), on_host());
   EXPECT_EQ(caller.wait(), 0);
   EXPECT_TRUE(is_running(pattern->pid()));
 }

@@ -143,6 +143,7 @@ TEST_F(SamplesTest, MultiRunsItsChildrenAndEndsWithThem) {
   }));
   EXPECT_EQ(pids.size(), 3U);
   std::vector<pid_t> children;
+  children.reserve(pids.size());
   for (const std::string& pid : pids) children.push_back(std::stoi(pid));
   for (const pid_t child : children) EXPECT_TRUE(is_running(child));
   EXPECT_EQ(state_of(multi.pid()).result, cu::Result::not_initialized);

@@ -221,6 +221,7 @@ TEST_F(StateTest, OneCallerAtATime) {
   // Every caller gets the answer to its own request: of eight Locks one succeeds.
   for (int round = 0; round < 20; ++round) {
     std::vector<std::future<Result>> callers;
+    callers.reserve(8);
     for (int i = 0; i < 8; ++i)
       callers.push_back(std::async(std::launch::async, [&] { return lock(counter.pid()); }));
     int locked = 0;
@@ -239,12 +240,9 @@ TEST_F(StateTest, ACallerThatDiesLeavesTheOperationToTheTarget) {
   Process counter(sample("sample-counter", counter_arguments()), environment());
   ASSERT_NE(counter.line_with("ready"), "");
   ASSERT_EQ(lock(counter.pid()), Result::success);
-  const std::string pid = std::to_string(counter.pid());
   const auto before = mappings(counter.pid());
   {
-    Process caller({ICEBOX_BIN_DIR "/sim-ctl", "--lib", ICEBOX_BUILD_DIR "/fakes/libcuda.so.1",
-                    "checkpoint", pid},
-                   environment());
+    Process caller(sim_ctl("checkpoint", counter.pid()), environment());
     ASSERT_TRUE(
         eventually([&] { return !new_anonymous(before, mappings(counter.pid())).empty(); }));
     EXPECT_EQ(caller.line(0ms), "");

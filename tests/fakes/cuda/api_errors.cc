@@ -49,10 +49,15 @@ struct Symbol {
   void* function;
 };
 
+template <typename Function>
+void* address_of(Function* function) {
+  return reinterpret_cast<void*>(function);
+}
+
 #define PLAIN(name) \
-  { #name, reinterpret_cast < void*>(&name) }
+  Symbol { #name, address_of(name) }
 #define VERSIONED(name, version) \
-  { #name, reinterpret_cast < void*>(&name##_##version) }
+  Symbol { #name, address_of(name##_##version) }
 const Symbol kSymbols[] = {
     PLAIN(cuInit),
     PLAIN(cuDriverGetVersion),
