@@ -19,7 +19,7 @@ readonly FAKES=$ROOT/build/release/fakes
 # Where the simulated driver is inside the container.
 readonly CUDA_IN_CONTAINER=/opt/cuda
 
-work='' mode='' containerd_pid='' failure='interrupted'
+namespace=icebox-demo-$$ work='' mode='' containerd_pid='' failure='interrupted'
 declare -A asked=()
 
 say() { printf 'demo: %s\n' "$*"; }
@@ -37,7 +37,7 @@ run() {
   ((status == 0)) || fail "$what: $(tail -n 3 <<<"$said" | paste -sd' ')"
 }
 
-ctr_() { ctr --address "$work/containerd.sock" --namespace icebox-demo "$@"; }
+ctr_() { ctr --address "$work/containerd.sock" --namespace "$namespace" "$@"; }
 
 # shellcheck disable=SC2317  # called by trap
 finish() {
@@ -64,6 +64,8 @@ finish() {
     awk -v work="$work/" 'index($5, work) == 1 { print $5 }' /proc/self/mountinfo | sort -r |
       while read -r mount; do umount --lazy "$mount"; done
     rm -rf --one-file-system -- "$work"
+    # runc removes its containers' cgroups, but not the one above them.
+    find /sys/fs/cgroup -maxdepth 2 -type d -name "$namespace" -exec rmdir {} + 2>/dev/null
   fi
   if ((status != 0)); then
     say "FAILED: $failure"
@@ -93,8 +95,6 @@ ask() {
   local pid answer libraries=''
   [[ $mode == simulated ]] && libraries=$FAKES
   pid=$(pid_of "$1")
-  # runc brings the loopback up at create but does not restore it: that is for network plugins to do.
-  nsenter --net="/proc/$pid/ns/net" ip link set lo up
   answer=$(LD_LIBRARY_PATH=$libraries nsenter --net="/proc/$pid/ns/net" "$SAMPLES/sample-counter" \
     --ask 127.0.0.1:9999 "$2" 2>&1) || fail "the counter does not answer: $answer"
   answer=$(tail -n 1 <<<"$answer")
