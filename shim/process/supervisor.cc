@@ -132,7 +132,7 @@ void Supervisor::retry_unreaped() {
   }
 }
 
-Result<std::size_t> Supervisor::reap_strays() {
+Result<std::size_t> Supervisor::reap_strays() const {
   const std::string path = "/proc/self/task/" + std::to_string(::syscall(SYS_gettid)) + "/children";
   constexpr std::size_t kMaxChildren = 1 << 20;
   const std::string text = ICEBOX_TRY(read_file(path, kMaxChildren));

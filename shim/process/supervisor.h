@@ -61,7 +61,7 @@ class Supervisor {
   // (proc(5), needs CONFIG_PROC_CHILDREN). Returns how many. Call it only while no create, exec or
   // restore is under way: their process may be a child already whose pid nobody has read yet. Does
   // not block.
-  Result<std::size_t> reap_strays();
+  Result<std::size_t> reap_strays() const;
 
  private:
   struct Process {

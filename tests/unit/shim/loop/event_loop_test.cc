@@ -53,11 +53,11 @@ TEST(EventLoop, RefusesWhatEpollCannotWatch) {
 
 TEST(EventLoop, HandlerThatRemovesItselfIsDestroyedAfterItReturned) {
   struct Probe {
-    explicit Probe(bool* gone) : gone_(gone) {}
-    ~Probe() { *gone_ = true; }
+    explicit Probe(bool* flag) : destroyed(flag) {}
+    ~Probe() { *destroyed = true; }
     Probe(const Probe&) = delete;
     Probe& operator=(const Probe&) = delete;
-    bool* gone_;
+    bool* destroyed;
   };
   auto loop = make_loop();
   auto pipe = make_pipe();
