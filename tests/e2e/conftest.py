@@ -199,9 +199,9 @@ def program_folder(folder: pathlib.Path) -> Callable[[str, str], pathlib.Path]:
 
 
 @pytest.fixture
-def folder(session_node: Node) -> Iterator[pathlib.Path]:
-    """A folder for checkpoints of the engine's own command, with the same path inside and outside of the node."""
-    path = session_node.base / "checkpoints"
-    path.mkdir()
+def folder() -> Iterator[pathlib.Path]:
+    """A folder with the same path inside and outside of the nodes: for checkpoints made by the engine's own command."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="icebox-e2e-folder-", dir="/var/tmp"))
+    path.chmod(0o755)
     yield path
     shutil.rmtree(path)

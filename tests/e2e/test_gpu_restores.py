@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from harness import gpu, paths, procs
 from harness.container import Container
-from harness.node import ENGINE
+from harness.node import ENGINE, STOCK
 
 IMAGE = "icebox.local/samples:e2e"
 
@@ -55,17 +55,22 @@ def test_containerds_temporary_folder_is_removed(node, icebox):
     procs.wait_until(lambda: not list(node.tmp.glob("ctrd-checkpoint*")), "the temporary folder is gone")
 
 
-def test_a_folder_that_a_user_named_is_kept(node, icebox, folder):
-    box = icebox()
+def test_a_folder_that_a_user_named_is_kept(drop_in_node, folder):
+    """ctr passes --image-path and --exit only to a runtime with the stock shim's name: Icebox is installed under it here."""
+    node = drop_in_node
+    box = Container(node, node.unique("named"), STOCK)
     box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
     with gpu.counter(box) as counter:
-        counter.ask()
-        box.task("checkpoint", "--image-path", str(folder / "mine"))
-        counter.ask()
-    assert json.loads((folder / "mine" / "icebox.json").read_text())["container"]["id"] == box.id
-    box.stop()
+        before = counter.ask()
+        box.task("checkpoint", "--image-path", str(folder / "first"))
+        assert counter.ask().token == before.token
+    box.task("checkpoint", "--exit", "--image-path", str(folder / "last"))
+    box.wait_status("STOPPED")
+    assert box.delete_task() == 137
     box.remove()
-    assert (folder / "mine" / "icebox.json").exists()
+    for name in ("first", "last"):
+        assert json.loads((folder / name / "icebox.json").read_text())["container"]["id"] == box.id
+    assert not list(node.tmp.iterdir())
 
 
 @pytest.mark.both_cgroups
