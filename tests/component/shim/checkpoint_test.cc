@@ -146,8 +146,9 @@ TEST_F(Checkpoint, FailureTellsTheEnginesWordsAndKeepsCriusLog) {
   EXPECT_EQ(read(bundle("box") + "/criu-dump.log"), "why it failed\n");
   EXPECT_FALSE(file_exists(work));
   EXPECT_EQ(state(*client, "box").status(), Status::RUNNING);
-  EXPECT_FALSE(sink_->wait_for("/tasks/checkpointed", 1, milliseconds(50)));
   finish(*client, "box");
+  EXPECT_THAT(sink_->topics(),
+              ElementsAre("/tasks/create", "/tasks/start", "/tasks/exit", "/tasks/delete"));
 }
 
 TEST_F(Checkpoint, APausedTaskStaysPausedWhateverHappensToTheEngine) {

@@ -249,7 +249,9 @@ TEST_F(Lifecycle, ExecThatFailsToStartHasAnEndAndNoEvents) {
   EXPECT_EQ(answer.message, "OCI runtime exec failed: no such file or directory");
   EXPECT_EQ(client.receive(waiter, seconds(5)).code, 0);
   EXPECT_EQ(remove(client, "box", "bad").code, 0);
-  EXPECT_THAT(sink_->topics(), ElementsAre("/tasks/create", "/tasks/start", "/tasks/exec-added"));
+  finish(client, "box");
+  EXPECT_THAT(sink_->topics(), ElementsAre("/tasks/create", "/tasks/start", "/tasks/exec-added",
+                                           "/tasks/exit", "/tasks/delete"));
 }
 
 // An exec that ends before `exec` returns is still told as started, then ended, each once.

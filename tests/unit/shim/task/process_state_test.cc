@@ -29,7 +29,9 @@ TEST(ProcessState, Table) {
       const auto expected = allowed.find({state, event});
       const std::optional<S> next = next_state(state, event);
       EXPECT_EQ(next.has_value(), expected != allowed.end()) << state_name(state);
-      if (next && expected != allowed.end()) EXPECT_EQ(*next, expected->second);
+      if (next && expected != allowed.end()) {
+        EXPECT_EQ(*next, expected->second);
+      }
     }
   }
 }
