@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the items")
     parser.add_argument("--simulated", action="store_true")
     parser.add_argument("--kit", type=pathlib.Path, default=HERE.parents[1] / ".kit",
-                        help="kit.tar.xz, a folder with it, or a staged kit (default: .kit of the repository)")
+                        help="folder with the kit's archives, or a staged kit (default: .kit of the repository)")
     parser.add_argument("--work", type=pathlib.Path, help="work folder (default: icebox-gpu on the disk with the most room)")
     parser.add_argument("--out", type=pathlib.Path, default=os.environ.get("OUT"),
                         help="also put results and logs here (default: $OUT)")

@@ -194,17 +194,18 @@ def bind(source: pathlib.Path | str, target: str, writable: bool = False) -> lis
 
 
 def _unpacked(kit: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
-    """The kit as a folder: `kit` itself, or its archive unpacked into `work`, once."""
-    archive = kit / "kit.tar.xz" if kit.is_dir() else kit
-    if not archive.exists():
-        check((kit / "KIT").exists(), f"no kit in {kit}: build it with tests/gpu/build-kit.sh")
+    """The kit as a staged folder: `kit` itself, or its archives unpacked into `work`, once."""
+    if (kit / "KIT").exists():
         return kit
+    archives = sorted(kit.glob("*.tar.xz"))
+    check(archives, f"no kit in {kit}: build it with tests/gpu/build-kit.sh")
     target, stamp = work / "kit", work / "kit.stamp"
-    label = f"{archive.stat().st_size} {archive.stat().st_mtime_ns}"
+    label = "".join(f"{archive.name} {archive.stat().st_size} {archive.stat().st_mtime_ns}\n" for archive in archives)
     if not (stamp.exists() and stamp.read_text() == label):
         shutil.rmtree(target, ignore_errors=True)
-        with tarfile.open(archive) as opened:
-            opened.extractall(target)
+        for archive in archives:
+            with tarfile.open(archive) as opened:
+                opened.extractall(target)
         stamp.write_text(label)
     return target
 
