@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A private containerd, and containers driven through ctr as a user would."""
 
+import contextlib
+import glob
 import json
 import os
 import pathlib
@@ -108,6 +110,10 @@ class Node:
             self.daemon.kill()
             self.daemon.wait()
         self.daemon = None
+        # The containers' cgroups are gone; the one above them runc leaves.
+        for parent in (f"/sys/fs/cgroup/{NAMESPACE}", *glob.glob(f"/sys/fs/cgroup/*/{NAMESPACE}")):
+            with contextlib.suppress(OSError):
+                os.rmdir(parent)
 
     def clean(self) -> None:
         """After an item: nothing of it runs on, whatever state it was left in."""
