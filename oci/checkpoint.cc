@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 
@@ -89,6 +91,25 @@ Result<std::vector<T>> list_from_json(const Json& object, const char* key, F rea
     result.push_back(std::move(entry).value());
   }
   return result;
+}
+
+// Flags as they were recorded: a known name, for empty-ns followed by the namespace it names.
+Result<void> check_dump_options(const std::vector<std::string>& options) {
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const std::string_view word = options[i];
+    const bool known = word.starts_with("--") && std::find(kDumpOptions.begin(), kDumpOptions.end(),
+                                                           word.substr(2)) != kDumpOptions.end();
+    if (!known)
+      return make_error(Code::invalid_argument,
+                        "'dump_options' has the unknown flag '" + options[i] + "'");
+    if (word != "--empty-ns") continue;
+    ++i;
+    if (i >= options.size() || options[i].empty() ||
+        !std::isalpha(static_cast<unsigned char>(options[i][0]))) {
+      return make_error(Code::invalid_argument, "'dump_options': --empty-ns lacks its namespace");
+    }
+  }
+  return {};
 }
 
 Result<const Json*> section(const Json& document, const char* key) {
@@ -221,6 +242,7 @@ Result<CheckpointInfo> checkpoint_from_json(const Json& document) {
                       "lists CUDA processes but says that there is no GPU state");
   }
   info.dump_options = ICEBOX_TRY(json_strings(document, "dump_options"));
+  ICEBOX_TRY(check_dump_options(info.dump_options));
   info.left_out = ICEBOX_TRY(json_strings(document, "left_out"));
   info.files = ICEBOX_TRY(map_from_json<std::uint64_t>(document, "files"));
   info.timings_ms = ICEBOX_TRY(map_from_json<std::int64_t>(document, "timings_ms"));

@@ -8,9 +8,11 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "oci/base/result.h"
@@ -43,6 +45,12 @@ struct CheckpointProcess {
       0;  // in use on all GPUs when it was suspended; 0 when the driver did not tell
   std::map<std::string, std::uint64_t> gpu_bytes_by_uuid;
 };
+
+// The flags of the OCI runtime's checkpoint that its restore needs again, without dashes. Nothing
+// else is taken from an icebox.json: it may come from anybody, and its flags end up on the
+// runtime's command line.
+inline constexpr std::array<std::string_view, 5> kDumpOptions = {
+    "tcp-established", "ext-unix-sk", "shell-job", "file-locks", "empty-ns"};
 
 struct CheckpointInfo {
   int major = kCheckpointMajor;

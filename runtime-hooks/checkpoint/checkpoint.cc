@@ -24,10 +24,6 @@
 namespace icebox::engine {
 namespace {
 
-// Options of `checkpoint` that the restore needs again.
-constexpr std::array kRestoreOptions = {
-    std::string_view("tcp-established"), std::string_view("ext-unix-sk"),
-    std::string_view("shell-job"), std::string_view("file-locks"), std::string_view("empty-ns")};
 // Options that leave pages out of the directory or make it more than flat files.
 constexpr std::array kUnsupported = {std::string_view("pre-dump"), std::string_view("lazy-pages"),
                                      std::string_view("page-server"),
@@ -113,8 +109,7 @@ void describe_host(Dump& dump, const HostFacts& host) {
   info.cpu_features = host.cpu_features;
   info.criu_version = criu::to_string(dump.criu.version);
   for (const auto& option : dump.args.options) {
-    if (std::find(kRestoreOptions.begin(), kRestoreOptions.end(), option.name) ==
-        kRestoreOptions.end())
+    if (std::find(kDumpOptions.begin(), kDumpOptions.end(), option.name) == kDumpOptions.end())
       continue;
     for (auto& word : words(option)) info.dump_options.push_back(std::move(word));
   }

@@ -77,6 +77,18 @@ TEST(CheckpointJson, RefusesEveryMissingOrMistypedMember) {
   EXPECT_FALSE(checkpoint_from_json(negative).ok());
 }
 
+TEST(CheckpointJson, TakesNoForeignFlagsForTheRuntime) {
+  auto json = checkpoint_to_json(sample());
+  json["dump_options"] = {"--tcp-established", "--empty-ns", "network"};
+  EXPECT_TRUE(checkpoint_from_json(json).ok());
+  for (const auto& options :
+       {Json{"--pid-file", "/etc/passwd"}, Json{"--file-locks", "stray"}, Json{"--empty-ns"},
+        Json{"--empty-ns", "--bundle"}, Json{"file-locks"}, Json{"--file-locks=x"}}) {
+    json["dump_options"] = options;
+    EXPECT_FALSE(checkpoint_from_json(json).ok()) << options;
+  }
+}
+
 class DirectoryTest : public testing::Test {
  protected:
   void SetUp() override {
