@@ -33,10 +33,11 @@ constexpr std::array kConsequences = {
     std::string_view("Dump mappings"),
     std::string_view("Dump files (pid"),
     std::string_view("Dumping mappings (pid"),
-    // No CAP_SYS_RESOURCE: CRIU says so as an error and goes on.
-    std::string_view("RLIMIT_NOFILE"),
-    std::string_view("rlimit"),
 };
+
+// No CAP_SYS_RESOURCE: CRIU says so as an error and goes on. Never a reason: a CRIU that is killed
+// has often said nothing else.
+constexpr std::string_view kHarmless = "rlimit";
 
 bool is_consequence(std::string_view text) {
   return std::any_of(kConsequences.begin(), kConsequences.end(), [&](std::string_view part) {
@@ -138,7 +139,7 @@ std::string last_error_in(std::string_view log_text) {
     const auto close = line.find("): ", at);
     const auto text =
         trim(close == std::string_view::npos ? line.substr(at) : line.substr(close + 3));
-    if (text.empty()) continue;
+    if (text.empty() || text.find(kHarmless) != std::string_view::npos) continue;
     fallback = text;
     if (!is_consequence(text)) best = text;
   }

@@ -106,6 +106,10 @@ TEST(LastError, IsTheCauseAndNotItsConsequences) {
                 "(00.4) Error (criu/cr-dump.c:1975): Dumping FAILED.\n"),
             "net: Locking network failed: iptables-restore returned -1");
   EXPECT_EQ(last_error_in("nothing wrong\n"), "");
+  // All that a CRIU has said that was killed in the middle.
+  EXPECT_EQ(last_error_in("(00.1) Error (criu/util.c:1): rlimit: Can't setup RLIMIT_NOFILE for "
+                          "self: Operation not permitted\n"),
+            "");
 }
 
 }  // namespace
