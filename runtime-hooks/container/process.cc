@@ -149,6 +149,7 @@ Result<std::vector<Process>> read_processes(const std::vector<pid_t>& pids) {
 Result<std::vector<pid_t>> threads_of(pid_t pid) {
   const auto names = ICEBOX_TRY(list_directory("/proc/" + std::to_string(pid) + "/task"));
   std::vector<pid_t> threads;
+  threads.reserve(names.size());
   for (const auto& name : names) threads.push_back(static_cast<pid_t>(ICEBOX_TRY(parse_i64(name))));
   std::sort(threads.begin(), threads.end());
   return threads;

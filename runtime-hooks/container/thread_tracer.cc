@@ -79,7 +79,8 @@ Result<TracerThread> TracerThread::start() {
   auto argument = std::make_unique<std::shared_ptr<Shared>>(tracer.shared_);
   pthread_attr_t attributes;
   ::pthread_attr_init(&attributes);
-  ::pthread_attr_setstacksize(&attributes, std::max<std::size_t>(kStackSize, PTHREAD_STACK_MIN));
+  ::pthread_attr_setstacksize(&attributes,
+                              std::max(kStackSize, static_cast<std::size_t>(PTHREAD_STACK_MIN)));
   // Handlers of the program must not run on a thread that nobody expects; the new thread inherits
   // the mask.
   sigset_t all;

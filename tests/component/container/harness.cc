@@ -227,6 +227,7 @@ void start_driver_thread(Board& board) {
       sleep_for(std::chrono::microseconds(200));
     }
   }).detach();
+  while (board.driver == 0) std::this_thread::yield();  // its id is known before anything counts
 }
 
 void run_busy_with_driver(Board& board, int threads) {

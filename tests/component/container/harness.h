@@ -118,7 +118,8 @@ struct Board {
 // A process body: `threads` counting threads, one of which is the main thread.
 void run_busy(Board& board, int threads);
 
-// The same with a driver thread that counts slowly and sleeps in between.
+// The same with a driver thread that counts slowly and sleeps in between; its id is on the board
+// before the others count.
 void run_busy_with_driver(Board& board, int threads);
 void start_driver_thread(Board& board);
 
