@@ -243,18 +243,18 @@ void Container::watch_oom() {
   }
 }
 
-void Container::start(Context context, Done<pid_t> done) {
+void Container::start(const Context& context, Done<pid_t> done) {
   if (restoring_) {
     done(refuse("start"));
     return;
   }
-  queue_.push("start", [self = shared_from_this(), context = std::move(context),
-                        done = std::move(done)](Turn turn) mutable {
-    self->run_start(std::move(turn), std::move(context), std::move(done));
-  });
+  queue_.push("start",
+              [self = shared_from_this(), context, done = std::move(done)](Turn turn) mutable {
+                self->run_start(std::move(turn), context, std::move(done));
+              });
 }
 
-void Container::run_start(Turn turn, Context context, Done<pid_t> done) {
+void Container::run_start(Turn turn, const Context& context, Done<pid_t> done) {
   if (removed_ || init_gone() || init_.state() != ProcessState::created) {
     done(refuse("start"));
     return;

@@ -72,18 +72,18 @@ class Container : public std::enable_shared_from_this<Container> {
 
   // Starts init, or restores it from the checkpoint: meanwhile State and Kill work, Pause, Update
   // and Exec are refused, and SIGKILL ends the restore.
-  void start(Context context, Done<pid_t> done);
+  void start(const Context& context, Done<pid_t> done);
 
   // Removes a container that is CREATED or STOPPED: output drained, engine's state, mounts and
   // temporary checkpoint gone, /tasks/delete published. The caller then forgets the object.
   void remove(Done<ExitInfo> done);
 
   // Freezes, thaws. A pause that ends after its client gave up is taken back.
-  void pause(Context context, Done<void> done);
+  void pause(const Context& context, Done<void> done);
   void resume(Done<void> done);
 
   // Dumps into `path` (created if absent). A PAUSED task stays PAUSED whatever happens.
-  void checkpoint(Context context, std::string path, CheckpointArgs args, Done<void> done);
+  void checkpoint(const Context& context, std::string path, CheckpointArgs args, Done<void> done);
 
   // `resources`: OCI LinuxResources as JSON.
   void update(std::string resources, Done<void> done);
@@ -136,7 +136,7 @@ class Container : public std::enable_shared_from_this<Container> {
   void fail_create(const Error& error, bool engine_ran, Done<pid_t> done);
   void undo_create();
   [[nodiscard]] Result<void> watch_init();
-  void run_start(Turn turn, Context context, Done<pid_t> done);
+  void run_start(Turn turn, const Context& context, Done<pid_t> done);
   void on_init_exit(const ExitInfo& exit);
   void settle_init();
   void kill_leftovers() const;

@@ -61,15 +61,15 @@ bool keep_log(const std::string& from, const std::string& to) {
 // --- pause and resume
 // -----------------------------------------------------------------------------
 
-void Container::pause(Context context, Done<void> done) {
+void Container::pause(const Context& context, Done<void> done) {
   if (restoring_) {
     done(refuse("pause"));
     return;
   }
-  queue_.push("pause", [self = shared_from_this(), context = std::move(context),
-                        done = std::move(done)](Turn turn) mutable {
-    self->run_pause(std::move(turn), context, std::move(done));
-  });
+  queue_.push("pause",
+              [self = shared_from_this(), context, done = std::move(done)](Turn turn) mutable {
+                self->run_pause(std::move(turn), context, std::move(done));
+              });
 }
 
 void Container::run_pause(Turn turn, const Context& context, Done<void> done) {
@@ -160,7 +160,7 @@ void Container::recover_after_crash(Turn turn) {
 // --- checkpoint
 // -----------------------------------------------------------------------------------
 
-void Container::checkpoint(Context context, std::string path, CheckpointArgs args,
+void Container::checkpoint(const Context& context, std::string path, CheckpointArgs args,
                            Done<void> done) {
   if (restoring_) {
     done(refuse("checkpoint"));
@@ -173,8 +173,8 @@ void Container::checkpoint(Context context, std::string path, CheckpointArgs arg
   }
   args.id = config_.id;
   args.image_path = std::move(path);
-  queue_.push("checkpoint", [self = shared_from_this(), context = std::move(context),
-                             args = std::move(args), done = std::move(done)](Turn turn) mutable {
+  queue_.push("checkpoint", [self = shared_from_this(), context, args = std::move(args),
+                             done = std::move(done)](Turn turn) mutable {
     self->run_checkpoint(std::move(turn), context, std::move(args), std::move(done));
   });
 }

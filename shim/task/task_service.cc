@@ -94,15 +94,16 @@ void TaskService::register_version(ttrpc::Server& server, const std::string& ser
           (this->*method)(request, std::move(reply));
         });
   };
-  const auto add_long = [&]<typename Request, typename Response>(
-                            const char* name,
-                            void (TaskService::*method)(Context, const Request&, Reply<Response>)) {
-    ttrpc::add_unary<Request, Response>(
-        server, service, name,
-        [this, method](Context context, const Request& request, Reply<Response> reply) {
-          (this->*method)(std::move(context), request, std::move(reply));
-        });
-  };
+  const auto add_long =
+      [&]<typename Request, typename Response>(
+          const char* name,
+          void (TaskService::*method)(const Context&, const Request&, Reply<Response>)) {
+        ttrpc::add_unary<Request, Response>(
+            server, service, name,
+            [this, method](const Context& context, const Request& request, Reply<Response> reply) {
+              (this->*method)(context, request, std::move(reply));
+            });
+      };
   add_long("Create", &TaskService::create);
   add("Connect", &TaskService::connect);
   add_long("Start", &TaskService::start);
@@ -151,7 +152,7 @@ Result<Container::Config> TaskService::create_config(const wire::CreateTaskReque
   return config;
 }
 
-void TaskService::create(Context context, const wire::CreateTaskRequest& request,
+void TaskService::create(const Context& context, const wire::CreateTaskRequest& request,
                          Reply<wire::CreateTaskResponse> reply) {
   if (containers_.contains(request.id())) {
     std::move(reply).fail(
@@ -252,13 +253,13 @@ void TaskService::stats(const wire::StatsRequest& request, Reply<wire::StatsResp
 // --- processes
 // ------------------------------------------------------------------------------------
 
-void TaskService::start(Context context, const wire::StartRequest& request,
+void TaskService::start(const Context& context, const wire::StartRequest& request,
                         Reply<wire::StartResponse> reply) {
   const Result<ContainerPtr> container = find(request.id());
   if (!container.ok()) return std::move(reply).fail(container.error());
   Container::Done<pid_t> done = reply_with_pid(std::move(reply));
   if (request.exec_id().empty()) {
-    (*container)->start(std::move(context), std::move(done));
+    (*container)->start(context, std::move(done));
   } else {
     (*container)->start_exec(request.exec_id(), std::move(done));
   }
@@ -321,10 +322,11 @@ void TaskService::update(const wire::UpdateTaskRequest& request, Reply<Empty> re
   (*container)->update(request.resources().value(), reply_empty(std::move(reply)));
 }
 
-void TaskService::pause(Context context, const wire::PauseRequest& request, Reply<Empty> reply) {
+void TaskService::pause(const Context& context, const wire::PauseRequest& request,
+                        Reply<Empty> reply) {
   const Result<ContainerPtr> container = find(request.id());
   if (!container.ok()) return std::move(reply).fail(container.error());
-  (*container)->pause(std::move(context), reply_empty(std::move(reply)));
+  (*container)->pause(context, reply_empty(std::move(reply)));
 }
 
 void TaskService::resume(const wire::ResumeRequest& request, Reply<Empty> reply) {
@@ -333,16 +335,14 @@ void TaskService::resume(const wire::ResumeRequest& request, Reply<Empty> reply)
   (*container)->resume(reply_empty(std::move(reply)));
 }
 
-void TaskService::checkpoint(Context context, const wire::CheckpointTaskRequest& request,
+void TaskService::checkpoint(const Context& context, const wire::CheckpointTaskRequest& request,
                              Reply<Empty> reply) {
   const Result<ContainerPtr> container = find(request.id());
   if (!container.ok()) return std::move(reply).fail(container.error());
   Result<CheckpointOptions> options = decode_checkpoint_options(request.options());
   if (!options.ok()) return std::move(reply).fail(options.error());
   const std::string path = request.path().empty() ? options->image_path : request.path();
-  (*container)
-      ->checkpoint(std::move(context), path, std::move(options->args),
-                   reply_empty(std::move(reply)));
+  (*container)->checkpoint(context, path, std::move(options->args), reply_empty(std::move(reply)));
 }
 
 // --- Delete, Shutdown

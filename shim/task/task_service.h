@@ -36,11 +36,11 @@ class TaskService {
   using Empty = google::protobuf::Empty;
   using ContainerPtr = std::shared_ptr<Container>;
 
-  void create(Context context, const containerd::task::v2::CreateTaskRequest& request,
+  void create(const Context& context, const containerd::task::v2::CreateTaskRequest& request,
               Reply<containerd::task::v2::CreateTaskResponse> reply);
   void connect(const containerd::task::v2::ConnectRequest& request,
                Reply<containerd::task::v2::ConnectResponse> reply);
-  void start(Context context, const containerd::task::v2::StartRequest& request,
+  void start(const Context& context, const containerd::task::v2::StartRequest& request,
              Reply<containerd::task::v2::StartResponse> reply);
   void state(const containerd::task::v2::StateRequest& request,
              Reply<containerd::task::v2::StateResponse> reply);
@@ -54,11 +54,11 @@ class TaskService {
   void stats(const containerd::task::v2::StatsRequest& request,
              Reply<containerd::task::v2::StatsResponse> reply);
   void update(const containerd::task::v2::UpdateTaskRequest& request, Reply<Empty> reply);
-  void pause(Context context, const containerd::task::v2::PauseRequest& request,
+  void pause(const Context& context, const containerd::task::v2::PauseRequest& request,
              Reply<Empty> reply);
   void resume(const containerd::task::v2::ResumeRequest& request, Reply<Empty> reply);
-  void checkpoint(Context context, const containerd::task::v2::CheckpointTaskRequest& request,
-                  Reply<Empty> reply);
+  void checkpoint(const Context& context,
+                  const containerd::task::v2::CheckpointTaskRequest& request, Reply<Empty> reply);
   void kill(const containerd::task::v2::KillRequest& request, Reply<Empty> reply);
   void remove(const containerd::task::v2::DeleteRequest& request,
               Reply<containerd::task::v2::DeleteResponse> reply);
