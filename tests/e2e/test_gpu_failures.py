@@ -46,13 +46,20 @@ def refused(box, *words: str, reference: str = "checkpoint:refused") -> str:
 
 
 @pytest.mark.both_cgroups
-@pytest.mark.parametrize("knob", ["lock=busy", "lock=hang"])
-def test_lock_that_does_not_drain(counting, knob):
+def test_lock_that_does_not_drain(counting):
     box, counter = counting
     with goes_on(box, counter):
-        gpu.set_knobs(box, knob)
-        said = refused(box, "lock", str(box.pid))
-        assert "lock_timeout_ms" in said, "the way out"
+        gpu.set_knobs(box, "lock=busy")
+        refused(box, "CUDA could not be locked", f"process {box.pid}", "lock_timeout_ms")
+
+
+def test_lock_that_hangs(counting):
+    """The driver does not answer at all: told after the lock's time and the undo's, and undone when it wakes up."""
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, "lock=hang")
+        refused(box, "CUDA could not be locked", f"process {box.pid}", "did not answer", "lock_timeout_ms")
+        gpu.set_knobs(box)
 
 
 @pytest.mark.both_cgroups
