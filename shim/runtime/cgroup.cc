@@ -123,9 +123,8 @@ bool is_unified_hierarchy() {
 
 CgroupPaths without_shared(CgroupPaths paths, const CgroupPaths& own) {
   if (paths.v2 == own.v2) paths.v2.clear();
-  std::erase_if(paths.v1, [&](const auto& each) {
-    return own.controller(each.first) == each.second;
-  });
+  std::erase_if(paths.v1,
+                [&](const auto& each) { return own.controller(each.first) == each.second; });
   return paths;
 }
 

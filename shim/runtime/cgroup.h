@@ -38,8 +38,8 @@ struct CgroupPaths {
 // runs beside. Pure.
 [[nodiscard]] CgroupPaths without_shared(CgroupPaths paths, const CgroupPaths& own);
 
-// The cgroup of `pid`, without what it shares with this process. not_found when the process is gone.
-// Does not block.
+// The cgroup of `pid`, without what it shares with this process. not_found when the process is
+// gone. Does not block.
 [[nodiscard]] Result<CgroupPaths> cgroup_of(pid_t pid);
 
 // Whether /sys/fs/cgroup is cgroup v2 (statfs(2)). False on v1 and on hybrid machines.
