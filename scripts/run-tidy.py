@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import time
@@ -68,7 +69,8 @@ class Stamps:
     def stamp(self, entry):
         """The stamp's path, or None when ninja does not know what the file includes."""
         file = pathlib.Path(entry["file"])
-        known = self.dependencies.get(entry.get("output", ""))
+        words = shlex.split(entry["command"])
+        known = self.dependencies.get(words[words.index("-o") + 1]) if "-o" in words else None
         if not known:
             return None
         key = hashlib.sha256(self.version)
