@@ -38,6 +38,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("drop_in_kind", [cgroups.version_of_machine()], scope="session")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of one node in a row. pytest (before 8) starts a node anew at each change of any other parameter."""
+    def kind(item: pytest.Item) -> str:
+        return item.callspec.params.get("node_kind", "") if hasattr(item, "callspec") else ""
+    items.sort(key=kind)
+
+
 def make_image(output: pathlib.Path, name: str, *arguments: str) -> pathlib.Path:
     subprocess.run([sys.executable, str(paths.REPOSITORY / "scripts" / "make-image.py"), "--name", name, "--output",
                     str(output), *arguments], check=True)
