@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <optional>
@@ -127,50 +128,80 @@ TEST_F(ToolTest, AMissingProgramIsAnErrorThatNamesIt) {
   EXPECT_THAT(result.error().message, HasSubstr("/nonexistent/program"));
 }
 
-TEST_F(ToolTest, ADeadlineKillsAndTellsWhatTheProgramSaid) {
-  ToolRequest request = shell("echo stuck here >&2; exec sleep 1000");
-  request.deadline = 300ms;
-  auto result = run(std::move(request));
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
-  EXPECT_EQ(result.error().message, "/bin/sh did not end within 300 ms and was killed: stuck here");
+// Deadlines on a clock that moves only when the program has come as far as the test wants it.
+class ToolDeadlineTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(tools_.running(), 0U);
+    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  }
+
+  // Starts `script`, in which $READY is a file to make when everything is set up, and waits for it.
+  void start(ToolRequest request, const std::string& script) {
+    request.command.argv = {"/bin/sh", "-c", "READY=" + (dir_ / "ready") + "; " + script};
+    request.deadline = 10s;
+    tools_.start(std::move(request),
+                 [this](Result<ToolResult> done) { result_.emplace(std::move(done)); });
+    ASSERT_TRUE(
+        turn_until(*loop_, [this] { return ::access((dir_ / "ready").c_str(), F_OK) == 0; }));
+    clock_.advance(9999ms);
+    testing::turn_times(*loop_, 2);
+    EXPECT_EQ(tools_.running(), 1U);
+    clock_.advance(1ms);
+  }
+
+  void expect_deadline_error() {
+    ASSERT_TRUE(turn_until(*loop_, [this] { return result_.has_value(); }));
+    ASSERT_FALSE(result_->ok());
+    EXPECT_EQ(result_->error().code, Code::deadline_exceeded);
+  }
+
+  testing::TempDir dir_;
+  testing::VirtualClock clock_;
+  std::unique_ptr<EventLoop> loop_ = testing::make_loop(clock_);
+  Supervisor supervisor_{*loop_};
+  ToolRunner tools_{*loop_, supervisor_};
+  std::optional<Result<ToolResult>> result_;
+};
+
+TEST_F(ToolDeadlineTest, KillsAndTellsWhatTheProgramSaid) {
+  start({}, "echo stuck here >&2; : > $READY; exec sleep 1000");
+  expect_deadline_error();
+  EXPECT_EQ(result_->error().message,
+            "/bin/sh did not end within 10000 ms and was killed: stuck here");
 }
 
-TEST_F(ToolTest, ADeadlineMayAskBeforeItKills) {
-  testing::TempDir dir;
-  ToolRequest request = shell("trap 'echo asked > " + (dir / "asked") +
-                              "; exit 0' TERM; while :; do sleep 0.01; done");
-  request.deadline = 300ms;
+TEST_F(ToolDeadlineTest, MayAskBeforeItKills) {
+  ToolRequest request;
   request.term_grace = 8s;
-  const auto start = std::chrono::steady_clock::now();
-  auto result = run(std::move(request));
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 8s);
-  std::ifstream asked(dir / "asked");
-  EXPECT_TRUE(asked.good());
+  start(std::move(request),
+        "trap ': > $READY.asked; exit 0' TERM; : > $READY;"
+        " while :; do sleep 0.01; done");
+  expect_deadline_error();  // the grace has not passed on this clock: it ended by itself
+  EXPECT_EQ(::access((dir_ / "ready.asked").c_str(), F_OK), 0);
 }
 
-TEST_F(ToolTest, WhoDoesNotObeyTheRequestIsKilled) {
-  ToolRequest request = shell("trap '' TERM; while :; do sleep 0.01; done");
-  request.deadline = 200ms;
-  request.term_grace = 100ms;
-  auto result = run(std::move(request));
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.error().code, Code::deadline_exceeded);
+TEST_F(ToolDeadlineTest, KillsWhoDoesNotObeyTheRequest) {
+  ToolRequest request;
+  request.term_grace = 8s;
+  start(std::move(request), "trap '' TERM; : > $READY; exec sleep 1000");
+  testing::turn_times(*loop_, 2);
+  clock_.advance(7999ms);
+  testing::turn_times(*loop_, 2);
+  EXPECT_EQ(tools_.running(), 1U);
+  clock_.advance(1ms);
+  expect_deadline_error();
 }
 
-TEST_F(ToolTest, TheDeadlineReachesTheWholeGroupWhenAsked) {
+TEST_F(ToolDeadlineTest, ReachesTheWholeGroupWhenAsked) {
   ASSERT_TRUE(Supervisor::become_subreaper().ok());
-  testing::TempDir dir;
-  ToolRequest request = shell("sleep 1000 & echo $! > " + (dir / "pid") + "; wait");
+  ToolRequest request;
   request.command.new_session = true;
   request.kill_group = true;
-  request.deadline = 300ms;
-  auto result = run(std::move(request));
-  ASSERT_FALSE(result.ok());
+  start(std::move(request), "sleep 1000 & echo $! > $READY.pid; : > $READY; wait");
+  expect_deadline_error();
   pid_t descendant = 0;
-  std::ifstream(dir / "pid") >> descendant;
+  std::ifstream(dir_ / "ready.pid") >> descendant;
   ASSERT_GT(descendant, 0);
   int status = 0;
   EXPECT_EQ(::waitpid(descendant, &status, 0), descendant);  // it was orphaned to us and is dead
