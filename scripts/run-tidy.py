@@ -67,11 +67,11 @@ class Stamps:
         return self.hashes[path]
 
     def stamp(self, entry):
-        """The stamp's path, or None when ninja does not know what the file includes."""
+        """The stamp's path, or None when it is not known what the file includes now."""
         file = pathlib.Path(entry["file"])
         words = shlex.split(entry["command"])
         known = self.dependencies.get(words[words.index("-o") + 1]) if "-o" in words else None
-        if not known:
+        if not known or not all((self.build / name).exists() for name in known):
             return None
         key = hashlib.sha256(self.version)
         key.update(entry["command"].replace(str(ROOT), "").encode())
