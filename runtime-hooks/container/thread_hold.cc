@@ -256,9 +256,14 @@ void Hold::release() {
 }
 
 Result<void> require_frozen(const Cgroup& cgroup) {
-  if (ICEBOX_TRY(cgroup.state()) == FreezerState::frozen) return {};
-  return make_error(Code::failed_precondition,
-                    "cgroup " + cgroup.freezer_path() + " is not frozen: pause first");
+  const auto state = ICEBOX_TRY(cgroup.state());
+  if (state == FreezerState::thawed) {
+    return make_error(Code::failed_precondition,
+                      "cgroup " + cgroup.freezer_path() + " is not frozen: pause first");
+  }
+  // A frozen v2 cgroup counts as freezing while a process in it dies, a v1 one while a process is
+  // moved in.
+  return cgroup.wait_frozen(kFreezeTimeout);
 }
 
 // `first`, with what else went wrong behind it.

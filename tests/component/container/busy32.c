@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A 32-bit program without a C library: maps the file that is open as descriptor 3 and counts in its first word for ever.
+// A 32-bit program without a C library: maps the file that is open as descriptor 3 and counts in
+// its first word for ever.
 
 static long call6(long number, long a, long b, long c, long d, long e) {
   long result;
