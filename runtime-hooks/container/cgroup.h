@@ -62,7 +62,9 @@ class Cgroup {
   // on their own (a paused container inside the container). Same order and failures.
   [[nodiscard]] Result<std::vector<pid_t>> processes_thawed_with() const;
 
-  // freezer.state, or cgroup.freeze and the "frozen" line of cgroup.events.
+  // freezer.state, or cgroup.freeze and the "frozen" line of cgroup.events. v2 kernels set that
+  // line too early for a cgroup with both processes and child cgroups: there the children and the
+  // threads are looked at as well.
   [[nodiscard]] Result<FreezerState> state() const;
 
   // Freezes and waits until every task is frozen, at most `timeout`. v1 can stay FREEZING when

@@ -2,6 +2,8 @@
 //
 // The freezer half of Cgroup. v1: Documentation/admin-guide/cgroup-v1/freezer-subsystem.rst; v2:
 // cgroup.freeze and cgroup.events in Documentation/admin-guide/cgroup-v2.rst.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <string_view>
@@ -21,6 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kMaxControl = 64 * 1024;
+constexpr std::size_t kMaxThreads = 64 * 1024 * 1024;
 // v1 only. As runc: after so many attempts a short thaw lets tasks finish what keeps them from
 // freezing.
 constexpr int kAttemptsBeforeThaw = 50;
@@ -51,9 +54,50 @@ Result<FreezerState> state_v1(const std::string& directory) {
   return make_error(Code::unknown, path + ": unexpected state '" + text + "'");
 }
 
+// Whether a task of a cgroup that is asked to freeze may well be frozen. v2 shows frozen tasks as
+// sleeping in the freezer's trap; v1 shows them as D, as it does those that keep it from freezing.
+bool looks_frozen(const TaskState& task, bool unified) {
+  constexpr std::string_view kAtRest = "TtZXI";
+  if (kAtRest.find(task.state) != std::string_view::npos) return true;
+  if (!unified) return task.state == 'D';
+  if (task.in_vfork()) return true;
+  return task.state == 'S' && (task.wchan.find("freezer_trap") != std::string::npos ||
+                               task.wchan.starts_with("get_signal") || task.wchan.empty());
+}
+
+// Whether what the kernel says of a v2 cgroup with others below it is true. It calls such a cgroup
+// frozen as soon as either all below it or its own tasks are (kernel/cgroup/freezer.c:
+// cgroup_propagate_frozen does not look at the tasks, cgroup_update_frozen not at the descendants).
+// Of a leaf it is exact.
+bool tree_is_frozen(const std::string& directory) {
+  const auto names = list_directory(directory);
+  if (!names.ok()) return true;  // gone
+  bool leaf = true;
+  for (const auto& name : *names) {
+    const std::string child = directory + "/" + name;
+    struct stat info = {};
+    if (::lstat(child.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) continue;
+    leaf = false;
+    const auto events = read_file(child + "/cgroup.events", kMaxControl);
+    if (events.ok() && value_of(*events, "frozen") != "1") return false;
+    if (!tree_is_frozen(child)) return false;
+  }
+  if (leaf) return true;
+  const auto threads = read_file(directory + "/cgroup.threads", kMaxThreads);
+  if (!threads.ok()) return true;
+  for (const auto line : split(*threads, '\n', SplitEmpty::drop)) {
+    const auto tid = static_cast<pid_t>(parse_i64(line).value_or(0));
+    const auto task = read_task_state(tid, tid);
+    if (task.ok() && !looks_frozen(*task, /*unified=*/true)) return false;
+  }
+  return true;
+}
+
 Result<FreezerState> state_v2(const std::string& directory) {
   const auto events = ICEBOX_TRY(read_value(directory + "/cgroup.events"));
-  if (value_of(events, "frozen") == "1") return FreezerState::frozen;
+  if (value_of(events, "frozen") == "1") {
+    return tree_is_frozen(directory) ? FreezerState::frozen : FreezerState::freezing;
+  }
   const auto wanted = read_value(directory + "/cgroup.freeze");
   if (!wanted.ok()) return wanted.error();
   return *wanted == "1" ? FreezerState::freezing : FreezerState::thawed;
@@ -90,17 +134,6 @@ std::vector<TaskState> task_states(const Cgroup& cgroup) {
     }
   }
   return states;
-}
-
-// Whether a task of a cgroup that is asked to freeze may well be frozen. v2 shows frozen tasks as
-// sleeping in the freezer's trap; v1 shows them as D, as it does those that keep it from freezing.
-bool looks_frozen(const TaskState& task, bool unified) {
-  constexpr std::string_view kAtRest = "TtZXI";
-  if (kAtRest.find(task.state) != std::string_view::npos) return true;
-  if (!unified) return task.state == 'D';
-  if (task.in_vfork()) return true;
-  return task.state == 'S' && (task.wchan.find("freezer_trap") != std::string::npos ||
-                               task.wchan.starts_with("get_signal") || task.wchan.empty());
 }
 
 std::string describe(const std::vector<TaskState>& tasks) {

@@ -149,6 +149,22 @@ TEST_P(FreezerTest, what_others_asked_to_freeze_is_not_thawed_when_it_does_not) 
   EXPECT_TRUE(cgroup.wait_frozen(kFreeze).ok());
 }
 
+// The v2 kernel calls a cgroup frozen when those below it are, whatever its own tasks do.
+TEST_P(FreezerTest, a_frozen_child_does_not_make_the_parent_frozen) {
+  StuckPipe pipe;
+  container_.start([&] { run_busy(*board_, 1); }, container_.make_child("child"));
+  ASSERT_TRUE(all_move(*board_, 1));
+  const pid_t stuck = container_.start([&] { pipe.get_stuck(); });
+  ASSERT_TRUE(eventually([&] { return state_of(stuck) == 'D'; })) << state_of(stuck);
+  const auto frozen = container_.cgroup().freeze(milliseconds(300));
+  ASSERT_FALSE(frozen.ok());
+  EXPECT_EQ(frozen.error().code, Code::deadline_exceeded);
+  EXPECT_NE(frozen.error().message.find("of process " + std::to_string(stuck)), std::string::npos)
+      << frozen.error().message;
+  pipe.release();
+  EXPECT_TRUE(container_.cgroup().freeze(kFreeze).ok());
+}
+
 TEST_P(FreezerTest, a_thaw_below_a_frozen_cgroup_says_so) {
   TestCgroup inner(GetParam(), container_.path());
   inner.start([&] { run_busy(*board_, 1); });
