@@ -52,10 +52,11 @@ Error errno_error(std::string_view what);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value)  // NOLINT(google-explicit-constructor)
-      : state_(std::in_place_index<0>, std::move(value)) {}
-  Result(Error error)  // NOLINT(google-explicit-constructor)
-      : state_(std::in_place_index<1>, std::move(error)) {}
+  // Implicit, so that a function returns its value or its Error as it is.
+  // NOLINTBEGIN(google-explicit-constructor,hicpp-explicit-conversions)
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+  // NOLINTEND(google-explicit-constructor,hicpp-explicit-conversions)
 
   [[nodiscard]] bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }

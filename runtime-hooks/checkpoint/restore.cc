@@ -71,10 +71,10 @@ Result<void> check_host(Restoring& restoring) {
 }
 
 // runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped. The
-// empty controller name before the colon is the unified hierarchy's: v1 hierarchies that exist beside
-// it stay as they are. Where the path cannot be told, CRIU is asked to leave cgroups alone: the tree
-// then lands in the one that the runtime put CRIU into (runc from 1.2 on; older ones do not pass
-// `ignore` on).
+// empty controller name before the colon is the unified hierarchy's: v1 hierarchies that exist
+// beside it stay as they are. Where the path cannot be told, CRIU is asked to leave cgroups alone:
+// the tree then lands in the one that the runtime put CRIU into (runc from 1.2 on; older ones do
+// not pass `ignore` on).
 void place_tree(Restoring& restoring, const std::string& cgroups_path) {
   if (!container::unified_hierarchy()) return;
   const auto path = unified_cgroup_path(cgroups_path);

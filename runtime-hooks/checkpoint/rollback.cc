@@ -23,6 +23,8 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 constexpr std::size_t kMaxSpec = 16 * 1024 * 1024;
+// A driver Checkpoint of a full GPU takes about a minute.
+constexpr seconds kBusyPatience{120};
 
 void sleep_ms(long ms) {
   struct timespec pause = {ms / 1000, (ms % 1000) * 1'000'000};
@@ -69,6 +71,21 @@ Result<void> unlock_locked(Session& session) {
   return unlock_gpu(session);
 }
 
+// The driver's states, asked again while a process is still on its way: the agent of an engine that
+// died finishes the operation it has begun.
+Result<std::vector<cuda::Outcome>> settled_states(cuda::GpuAgent& agent,
+                                                  const std::vector<cuda::Target>& targets) {
+  const auto deadline = steady_clock::now() + kBusyPatience;
+  for (;;) {
+    auto states = ICEBOX_TRY(agent.states(targets));
+    const bool busy = std::any_of(states.begin(), states.end(), [](const cuda::Outcome& outcome) {
+      return outcome.ending == cuda::Ending::no_answer || outcome.state == cuda::ProcessState::busy;
+    });
+    if (!busy || steady_clock::now() >= deadline) return states;
+    sleep_ms(200);
+  }
+}
+
 // With the container frozen: whoever is CHECKPOINTED goes back on the GPU.
 Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup) {
   forget_dead_targets(session);
@@ -77,7 +94,7 @@ Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup
   std::vector<cuda::Target> suspended;
   ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
     auto* agent = ICEBOX_TRY(session.agent());
-    const auto states = ICEBOX_TRY(agent->states(all));
+    const auto states = ICEBOX_TRY(settled_states(*agent, all));
     suspended = in_state(states, cuda::ProcessState::checkpointed);
     return {};
   }));

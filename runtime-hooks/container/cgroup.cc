@@ -208,14 +208,6 @@ std::string freeze_file(const std::string& directory, bool unified) {
 
 bool unified_hierarchy() { return on_unified("/sys/fs/cgroup"); }
 
-bool has_v1_hierarchies() {
-  const auto text = read_file("/proc/self/cgroup", kMaxControl);
-  if (!text.ok()) return false;
-  const auto lines = split(*text, '\n', SplitEmpty::drop);
-  return std::any_of(lines.begin(), lines.end(),
-                     [](std::string_view line) { return !line.starts_with("0:"); });
-}
-
 Result<std::string> Cgroup::freezer_directory_of(pid_t pid) {
   const auto paths = ICEBOX_TRY(paths_from_proc(pid));
   if (paths.freezer.empty()) {

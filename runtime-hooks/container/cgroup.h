@@ -26,9 +26,6 @@ struct SavedLimit {
 // as runc and CRIU decide.
 bool unified_hierarchy();
 
-// Whether processes are in v1 hierarchies as well (/proc/self/cgroup), mounted here or not.
-bool has_v1_hierarchies();
-
 // The cgroup of one container: where its processes are listed and frozen and its memory is limited.
 // Works for cgroup v1 (freezer and memory hierarchies), hybrid and v2. A value: holds paths only.
 // All calls may block on the kernel for as long as they say; none spawns a process.

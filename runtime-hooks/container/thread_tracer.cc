@@ -206,6 +206,13 @@ void keep_running(Tracee& tracee) {
   poll_tracee(tracee);
   if (!tracee.stopped) return;
   int signal = std::exchange(tracee.signal, 0);
+  // All signals are blocked: one of these is a fault of the thread's own. It ends the process,
+  // unless that is the first of its pid namespace: the kernel lets no such signal end a traced one
+  // (kernel/signal.c, SIGNAL_UNKILLABLE), which would fault again for ever, with the driver's
+  // caller waiting for it.
+  if (signal == SIGSEGV || signal == SIGBUS || signal == SIGILL || signal == SIGFPE) {
+    if (std::exchange(tracee.faulted, true)) ::kill(tracee.process, SIGKILL);
+  }
   if (signal == SIGSTOP) {
     tracee.stop_held_back = true;
     signal = 0;

@@ -68,6 +68,7 @@ struct Tracee {
   bool gone = false;                  // ended, or detached
   int signal = 0;                     // held back in a signal-delivery-stop; handed on at detach
   bool stop_held_back = false;        // a SIGSTOP was kept from a running driver thread
+  bool faulted = false;               // a driver thread was sent on with a fault of its own once
   std::optional<std::uint64_t> mask;  // its own blocked signals while all are blocked
 };
 

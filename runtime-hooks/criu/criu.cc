@@ -21,18 +21,12 @@ constexpr const char* kWayOut =
 
 // Lines that follow from an earlier failure and explain nothing.
 constexpr std::array kConsequences = {
-    std::string_view("exited, status="),
-    std::string_view("Dumping FAILED"),
-    std::string_view("Restoring FAILED"),
-    std::string_view("Can't send response"),
-    std::string_view("Unable to send"),
-    std::string_view("killed by signal 9"),
-    std::string_view("Failed to kill"),
-    std::string_view("couldn't be killed"),
-    std::string_view("Unlock network failed"),
-    std::string_view("Dump mappings"),
-    std::string_view("Dump files (pid"),
-    std::string_view("Dumping mappings (pid"),
+    std::string_view("exited, status="),       std::string_view("Dumping FAILED"),
+    std::string_view("Restoring FAILED"),      std::string_view("Can't send response"),
+    std::string_view("Unable to send"),        std::string_view("killed by signal 9"),
+    std::string_view("Failed to kill"),        std::string_view("couldn't be killed"),
+    std::string_view("Unlock network failed"), std::string_view("Dump mappings"),
+    std::string_view("Dump files (pid"),       std::string_view("Dumping mappings (pid"),
 };
 
 // No CAP_SYS_RESOURCE: CRIU says so as an error and goes on. Never a reason: a CRIU that is killed

@@ -155,6 +155,7 @@ class Container : public std::enable_shared_from_this<Container> {
   void adopt_restored(Turn turn, Done<pid_t> done);
   void fail_restore(Turn turn, Error error, bool leftovers, Done<pid_t> done);
   void end_restore();
+  void end_failed_restore();
   void kill_restore(int signo, const Done<void>& done);
 
   // container_exec.cc

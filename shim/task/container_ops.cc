@@ -281,6 +281,11 @@ void Container::kill(const std::string& exec_id, int signo, bool all, Done<void>
     kill_restore(signo, done);
     return;
   }
+  if (restore_failed_ && !init_gone() && signo == SIGKILL) {
+    end_failed_restore();
+    done({});
+    return;
+  }
   if (init_gone() || init_.pid() == 0) {
     if (all && init_.pid() != 0) kill_leftovers();
     done(make_error(Code::not_found, init_gone() ? "process already finished"

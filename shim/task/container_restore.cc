@@ -142,6 +142,12 @@ void Container::end_restore() {
   }
 }
 
+// Nothing of it runs, but whoever kills it (`ctr task delete --force`) waits for its end.
+void Container::end_failed_restore() {
+  held_exit_ = ExitInfo{0, kKilledStatus, std::chrono::system_clock::now()};
+  settle_init();
+}
+
 void Container::kill_restore(int signo, const Done<void>& done) {
   if (signo != SIGKILL) {
     restore_signals_.push_back(signo);

@@ -68,7 +68,7 @@ def test_nothing_runs_while_paused(node, icebox, folder):
 def test_exec_of_cuda_is_paused_too(node, icebox):
     """What a checkpoint refuses, a pause need not."""
     box = icebox()
-    boards = start_busy(box)
+    start_busy(box)
     box.exec("sample-busy", "--dir", "/counts", "--name", "gpu", "--cuda", flags=("--detach",),
              exec_id="gpu")
     more = gpu.Boards(box, INIT, CHILD, EXECED, "/counts/gpu.0")

@@ -6,7 +6,7 @@ import shlex
 import shutil
 
 import pytest
-from harness import gpu, paths, procs
+from harness import gpu, paths
 
 IMAGE = "icebox.local/samples:e2e"
 

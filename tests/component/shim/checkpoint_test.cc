@@ -351,6 +351,27 @@ TEST_F(Restore, FailureLeavesACreatedTaskThatCanOnlyBeDeleted) {
   EXPECT_THAT(sink_->topics(), ElementsAre("/tasks/create", "/tasks/delete"));
 }
 
+// `ctr task delete --force` waits for the task, kills it, and goes on when it has ended: it hung
+// for ever.
+TEST_F(Restore, AFailedOneEndsWhenItIsKilled) {
+  make_bundle("box", {"sleep", "100"});
+  const std::string image = path("tmp/ctrd-checkpoint43");
+  make_image(image);
+  TtrpcClient client(start_daemon("box"));
+  create_from(client, "box", image);
+  script("restore", "fail no room on the GPU");
+  EXPECT_EQ(client.receive(send_start(client, "box"), seconds(10)).code, 2);
+  wire::WaitRequest request;
+  request.set_id("box");
+  const std::uint32_t waiting = client.send(kTaskV2, "Wait", request.SerializeAsString());
+  EXPECT_EQ(kill(client, "box", SIGKILL), 0);
+  EXPECT_EQ(client.receive(waiting, seconds(10)).code, 0);
+  EXPECT_EQ(state(client, "box").status(), Status::STOPPED);
+  EXPECT_EQ(state(client, "box").exit_status(), 137U);
+  EXPECT_EQ(remove(client, "box").code, 0);
+  EXPECT_EQ(shutdown(client), 0);
+}
+
 TEST_F(Restore, DeleteActionRemovesTheTemporaryCheckpointOfAKilledDaemon) {
   make_bundle("box", {"sleep", "100"});
   const std::string image = path("tmp/ctrd-checkpoint7");
