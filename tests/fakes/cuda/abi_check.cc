@@ -16,13 +16,13 @@ namespace cu = icebox::cu;
 
 /// The same register or stack slot in the ABI: equal size, and both pointers or neither.
 template <typename A, typename B>
-constexpr bool same_slot = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
+constexpr bool kSameSlot = sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;
 
 template <typename A, typename B>
 struct SameCall : std::false_type {};
 template <typename RA, typename... A, typename RB, typename... B>
 requires(sizeof...(A) == sizeof...(B)) struct SameCall<RA(A...), RB(B...)>
-    : std::bool_constant<same_slot<RA, RB> && (... && same_slot<A, B>)> {
+    : std::bool_constant<kSameSlot<RA, RB> && (... && kSameSlot<A, B>)> {
 };
 
 #define SAME_CALL(name) static_assert(SameCall<decltype(::name), decltype(cu::name)>::value)

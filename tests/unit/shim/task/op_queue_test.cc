@@ -77,13 +77,13 @@ TEST_F(OpQueueTest, TurnMayOutliveTheQueueAndWaitersAreDropped) {
   std::optional<OpQueue> queue(std::in_place, loop_);
   bool destroyed = false;
   struct Flag {
-    explicit Flag(bool& target) : target_(&target) {}
-    Flag(Flag&& other) noexcept : target_(std::exchange(other.target_, nullptr)) {}
+    explicit Flag(bool& target) : destroyed_flag(&target) {}
+    Flag(Flag&& other) noexcept : destroyed_flag(std::exchange(other.destroyed_flag, nullptr)) {}
     Flag& operator=(Flag&&) = delete;
     ~Flag() {
-      if (target_ != nullptr) *target_ = true;
+      if (destroyed_flag != nullptr) *destroyed_flag = true;
     }
-    bool* target_;
+    bool* destroyed_flag;
   };
   queue->push("a", keep("a"));
   queue->push("b", [flag = Flag(destroyed)](const OpQueue::Turn&) {});
