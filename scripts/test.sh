@@ -14,9 +14,9 @@ source "$(dirname "$0")/common.sh"
 # what each row is for.
 readonly ROWS='
 build 15
-lint 15
+lint 20
 unit 8
-asan 15
+asan 20
 e2e 20
 fuzz 8
 bench 5
