@@ -160,7 +160,8 @@ void work(const std::shared_ptr<Batch>& batch, std::size_t index) {
     batch->changed.notify_all();
   }
   if (abandoned) {
-    if (batch->operation == Operation::lock && result.code == driver::kSuccess) {
+    // Of a process that ended nothing is left to undo, and its pid may be another's by now.
+    if (batch->operation == Operation::lock && result.code == driver::kSuccess && target->alive()) {
       undo_late_lock(*batch, pid);
     }
   } else if (wants_state_afterwards(batch->operation)) {

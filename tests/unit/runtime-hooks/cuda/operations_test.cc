@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <set>
@@ -192,11 +193,15 @@ class OperationsTest : public testing::Test {
  protected:
   void SetUp() override { fake = &driver_; }
   void TearDown() override {
-    // Threads left behind use the fake: let them all end first.
+    // Threads left behind use the fake: let them all end first. The children live until then, as a
+    // dead one would not be waited for.
     driver_.release_all();
     operations_.wait_until_idle();
     fake = nullptr;
   }
+
+  // A child that lives until the test has been torn down, unless the test ends it.
+  Child& spawn() { return children_.emplace_back(); }
 
   static protocol::Action action(Operation operation, const std::vector<Target>& targets,
                                  std::uint32_t timeout_ms = 10'000) {
@@ -211,6 +216,7 @@ class OperationsTest : public testing::Test {
   }
 
   FakeDriver driver_;
+  std::deque<Child> children_;
   Operations operations_{fake_api(),
                          {.answer_grace = milliseconds(600),
                           .state_grace = milliseconds(1'000),
@@ -218,7 +224,7 @@ class OperationsTest : public testing::Test {
 };
 
 TEST_F(OperationsTest, GoesThroughTheWholeCycle) {
-  const Child child;
+  const Child& child = spawn();
   const Outcome thread = run(Operation::restore_thread, child.target());
   EXPECT_TRUE(thread.ok()) << thread.message;
   EXPECT_EQ(thread.restore_thread, child.pid() + 1);
@@ -231,12 +237,8 @@ TEST_F(OperationsTest, GoesThroughTheWholeCycle) {
 }
 
 TEST_F(OperationsTest, ActsOnAllTargetsAtOnceAndAnswersInTheirOrder) {
-  std::vector<std::unique_ptr<Child>> children;
   std::vector<Target> targets;
-  for (int i = 0; i < 8; ++i) {
-    children.push_back(std::make_unique<Child>());
-    targets.push_back(children.back()->target());
-  }
+  for (int i = 0; i < 8; ++i) targets.push_back(spawn().target());
   // No lock goes on before all have begun: one after another would never end.
   std::mutex mutex;
   std::condition_variable all;
@@ -259,7 +261,7 @@ TEST_F(OperationsTest, ActsOnAllTargetsAtOnceAndAnswersInTheirOrder) {
 }
 
 TEST_F(OperationsTest, TheDriverGetsWhatIsLeftOfTheDeadlineAndNeverZero) {
-  const Child child;
+  const Child& child = spawn();
   static_cast<void>(run(Operation::lock, child.target(), 7'000));
   static_cast<void>(run(Operation::unlock, child.target()));
   static_cast<void>(run(Operation::lock, child.target(), 1));
@@ -270,7 +272,7 @@ TEST_F(OperationsTest, TheDriverGetsWhatIsLeftOfTheDeadlineAndNeverZero) {
 }
 
 TEST_F(OperationsTest, DriverErrorsCarryNumberNameAndState) {
-  const Child child;
+  const Child& child = spawn();
   driver_.errors[{"lock", child.pid()}] = driver::kErrorNotReady;
   const Outcome outcome = run(Operation::lock, child.target());
   EXPECT_EQ(outcome.ending, Ending::driver_error);
@@ -283,7 +285,7 @@ TEST_F(OperationsTest, DriverErrorsCarryNumberNameAndState) {
 }
 
 TEST_F(OperationsTest, AnErrorTheDriverCannotNameKeepsItsNumber) {
-  const Child child;
+  const Child& child = spawn();
   driver_.errors[{"checkpoint", child.pid()}] = 4711;
   const Outcome outcome = run(Operation::checkpoint, child.target());
   EXPECT_EQ(outcome.name, "CUDA error 4711");
@@ -291,7 +293,7 @@ TEST_F(OperationsTest, AnErrorTheDriverCannotNameKeepsItsNumber) {
 }
 
 TEST_F(OperationsTest, SuccessWithAnotherStateIsNoSuccess) {
-  const Child child;
+  const Child& child = spawn();
   driver_.freeze_states = true;
   for (const driver::RawState state : {driver::kStateFailed, driver::kStateRunning, 4, 5}) {
     driver_.states[child.pid()] = state;
@@ -302,7 +304,7 @@ TEST_F(OperationsTest, SuccessWithAnotherStateIsNoSuccess) {
 }
 
 TEST_F(OperationsTest, UnknownStatesAreBusy) {
-  const Child child;
+  const Child& child = spawn();
   for (const driver::RawState state : {4, 5, 77, -1}) {
     driver_.states[child.pid()] = state;
     EXPECT_EQ(run(Operation::state, child.target()).state, ProcessState::busy);
@@ -310,8 +312,8 @@ TEST_F(OperationsTest, UnknownStatesAreBusy) {
 }
 
 TEST_F(OperationsTest, AHangingLockIsReportedAndTheOthersAreNotHeldUp) {
-  const Child stuck;
-  const Child fine;
+  const Child& stuck = spawn();
+  const Child& fine = spawn();
   driver_.hang("lock", stuck.pid());
   const auto outcomes =
       operations_.run(action(Operation::lock, {stuck.target(), fine.target()}, 50));
@@ -322,7 +324,7 @@ TEST_F(OperationsTest, AHangingLockIsReportedAndTheOthersAreNotHeldUp) {
 }
 
 TEST_F(OperationsTest, ALockThatComesBackTooLateIsUndone) {
-  const Child child;
+  const Child& child = spawn();
   driver_.hang("lock", child.pid());
   ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
   EXPECT_FALSE(driver_.called("unlock", child.pid()));
@@ -333,8 +335,20 @@ TEST_F(OperationsTest, ALockThatComesBackTooLateIsUndone) {
   EXPECT_FALSE(operations_.pending());
 }
 
+TEST_F(OperationsTest, ALateLockOfAProcessThatEndedIsNotUndone) {
+  // Its pid may belong to another process by now.
+  Child& child = spawn();
+  driver_.hang("lock", child.pid());
+  ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
+  child.end();
+  driver_.release_all();
+  EXPECT_FALSE(operations_.pending());
+  std::this_thread::sleep_for(milliseconds(50));  // nothing tells of what does not happen
+  EXPECT_FALSE(driver_.called("unlock", child.pid()));
+}
+
 TEST_F(OperationsTest, ALockThatFailsTooLateNeedsNoUndo) {
-  const Child child;
+  const Child& child = spawn();
   driver_.hang("lock", child.pid());
   driver_.errors[{"lock", child.pid()}] = driver::kErrorNotReady;
   ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
@@ -344,7 +358,7 @@ TEST_F(OperationsTest, ALockThatFailsTooLateNeedsNoUndo) {
 }
 
 TEST_F(OperationsTest, NothingElseIsTriedOnATargetWhoseCallIsStillPending) {
-  const Child child;
+  const Child& child = spawn();
   driver_.hang("lock", child.pid());
   ASSERT_EQ(run(Operation::lock, child.target(), 100).ending, Ending::no_answer);
   for (const Operation operation : {Operation::unlock, Operation::checkpoint}) {
@@ -356,7 +370,7 @@ TEST_F(OperationsTest, NothingElseIsTriedOnATargetWhoseCallIsStillPending) {
 }
 
 TEST_F(OperationsTest, AnOperationWaitsForAStateQueryOfTheOneBefore) {
-  const Child child;
+  const Child& child = spawn();
   driver_.hang("state", child.pid());
   const Outcome locked = run(Operation::lock, child.target());
   EXPECT_TRUE(locked.ok()) << "the lock itself was answered: " << locked.message;
@@ -369,7 +383,7 @@ TEST_F(OperationsTest, AnOperationWaitsForAStateQueryOfTheOneBefore) {
 }
 
 TEST_F(OperationsTest, ATargetThatDiesInsideCheckpointIsNotWaitedForForEver) {
-  Child child;
+  Child& child = spawn();
   driver_.hang("checkpoint", child.pid());
   std::thread killer([&] {
     EXPECT_TRUE(driver_.wait_for_call("checkpoint", child.pid()));
@@ -383,7 +397,7 @@ TEST_F(OperationsTest, ATargetThatDiesInsideCheckpointIsNotWaitedForForEver) {
 }
 
 TEST_F(OperationsTest, ACheckpointOfALivingTargetIsWaitedForHoweverLongItTakes) {
-  const Child child;
+  const Child& child = spawn();
   driver_.hang("checkpoint", child.pid());
   std::thread release([&] {
     EXPECT_TRUE(driver_.wait_for_call("checkpoint", child.pid()));
@@ -398,7 +412,7 @@ TEST_F(OperationsTest, ACheckpointOfALivingTargetIsWaitedForHoweverLongItTakes) 
 }
 
 TEST_F(OperationsTest, ATargetThatDiedIsGoneWhateverTheDriverSays) {
-  const Child child;
+  const Child& child = spawn();
   driver_.errors[{"lock", child.pid()}] = driver::kErrorOperatingSystem;
   driver_.on_call = [&](const std::string& what, pid_t) {
     if (what != "lock") return;
@@ -439,7 +453,7 @@ TEST_F(OperationsTest, ThreadIdsAreRefused) {
 }
 
 TEST_F(OperationsTest, AReusedPidIsRefused) {
-  const Child child;
+  const Child& child = spawn();
   Target other = child.target();
   ++other.start_time;
   const Outcome before = run(Operation::lock, other);
@@ -451,18 +465,18 @@ TEST_F(OperationsTest, AReusedPidIsRefused) {
 }
 
 TEST_F(OperationsTest, TargetsThatEndedAreGone) {
-  Child reaped;
+  Child& reaped = spawn();
   const Target dead = reaped.target();
   reaped.end();
   EXPECT_EQ(run(Operation::lock, dead).ending, Ending::gone);
 
-  const Child zombie;
+  const Child& zombie = spawn();
   zombie.kill();
   siginfo_t info = {};
   ::waitid(P_PID, static_cast<id_t>(zombie.pid()), &info, WEXITED | WNOWAIT);
   EXPECT_EQ(run(Operation::lock, zombie.target()).ending, Ending::gone);
 
-  Child held;
+  Child& held = spawn();
   ASSERT_TRUE(run(Operation::lock, held.target()).ok());
   held.end();
   EXPECT_EQ(run(Operation::unlock, held.target()).ending, Ending::gone);
@@ -470,7 +484,7 @@ TEST_F(OperationsTest, TargetsThatEndedAreGone) {
 }
 
 TEST_F(OperationsTest, TheGpuMapReachesTheDriverAsBytes) {
-  const Child child;
+  const Child& child = spawn();
   protocol::Action restore = action(Operation::restore, {child.target()});
   restore.gpu_map = {
       {"GPU-00112233-4455-6677-8899-aabbccddeeff", "GPU-ffeeddcc-bbaa-9988-7766-554433221100"}};
