@@ -200,6 +200,11 @@ Result<void> check_disk_room(const Dump& dump) {
           "or name another directory");
 }
 
+Result<void> not_killed(const Session& session) {
+  if (!session.state().killed()) return {};
+  return make_error(Code::cancelled, "the container was killed during the checkpoint");
+}
+
 Result<void> run_criu(Dump& dump) {
   Session& session = dump.session;
   const auto empty = ICEBOX_TRY(session.scratch("no-plugins"));
@@ -221,6 +226,7 @@ Result<void> run_criu(Dump& dump) {
   }
   command.env = criu::runtime_environment(dump.criu, empty, "");
   const auto output = session.engine().runtime.run(command, {});
+  ICEBOX_TRY(not_killed(session));
   // Whatever happened: frozen first, then look.
   ICEBOX_TRY(settle(dump.view.cgroup));
   if (!output.ok()) {
@@ -237,6 +243,29 @@ Result<void> run_criu(Dump& dump) {
   return fault::reach("checkpoint.dumped");
 }
 
+Error ran_while_paused(const Dump& dump) {
+  return make_error(
+      Code::failed_precondition,
+      "container " + dump.session.id() +
+          " is paused, but its threads had to run for a moment: the driver did not come "
+          "back while they were stopped; try again");
+}
+
+// The container's own threads ran during the driver's Checkpoint: what was found out before may not
+// hold any more.
+Result<void> look_again(Dump& dump) {
+  if (dump.paused_before) return ran_while_paused(dump);
+  const auto found = targets_in(ICEBOX_TRY(preflight(dump)));
+  const auto& known = dump.session.journal().targets;
+  for (const auto& target : found) {
+    if (std::find(known.begin(), known.end(), target) != known.end()) continue;
+    return make_error(Code::failed_precondition,
+                      "process " + std::to_string(target.pid) +
+                          " began to use CUDA during the checkpoint: try again");
+  }
+  return {};
+}
+
 // The slow parts of sealing and of putting CUDA back on the GPU have nothing to do with each other:
 // files are synced on a second thread (the thread hold is bound to this one).
 Result<void> sync_and_resume(Dump& dump, bool leave_running) {
@@ -249,13 +278,14 @@ Result<void> sync_and_resume(Dump& dump, bool leave_running) {
   }
   worker.join();
   if (!synced.ok()) return synced;
+  if (resumed.ok() && dump.session.others_ran() && dump.paused_before)
+    return ran_while_paused(dump);
   return resumed;
 }
 
 Result<void> seal(Dump& dump) {
   ICEBOX_TRY(dump.session.enter("seal"));
-  if (dump.session.state().killed())
-    return make_error(Code::cancelled, "the container was killed during the checkpoint");
+  ICEBOX_TRY(not_killed(dump.session));
   dump.info.timings_ms = dump.session.timings();
   return seal_checkpoint(dump.directory, dump.info);
 }
@@ -275,6 +305,7 @@ Result<void> take(Dump& dump, bool leave_running) {
   if (!session.journal().targets.empty()) {
     ICEBOX_TRY(session.enter("suspend_gpu"));
     ICEBOX_TRY(suspend_gpu(session, cgroup, dump.info.gpu_bytes()));
+    if (session.others_ran()) ICEBOX_TRY(look_again(dump));
   }
   ICEBOX_TRY(session.enter("dump"));
   ICEBOX_TRY(run_criu(dump));
@@ -310,6 +341,7 @@ Result<void> check_paused_by_us(const Session& session, const std::vector<Survey
 
 // A checkpoint that failed: the container goes back to where it was.
 Result<void> give_up(Session& session, const Error& cause) {
+  if (session.driver_stuck()) return cause;  // an undo would have to wait for the driver as well
   const auto undone = roll_back(session);
   if (undone.ok()) return cause;
   return make_error(cause.code,

@@ -8,7 +8,6 @@
 #include "oci/base/fault.h"
 #include "oci/base/log.h"
 #include "oci/base/strings.h"
-#include "runtime-hooks/container/thread_hold.h"
 
 namespace icebox::engine {
 namespace {
@@ -45,6 +44,12 @@ Result<void> lock_targets(Session& session, const std::vector<cuda::Target>& tar
   auto* agent = ICEBOX_TRY(session.agent());
   const auto outcomes = ICEBOX_TRY(agent->lock(targets, left));
   if (cuda::all_ok(outcomes)) return {};
+  // Where the driver still holds the lock's call, the agent undoes it should it succeed after all;
+  // our undo could only wait for the same driver.
+  for (const auto& outcome : outcomes) {
+    if (outcome.ending == cuda::Ending::no_answer) std::erase(held, outcome.target);
+  }
+  ICEBOX_TRY(session.save());
   const bool late = std::any_of(outcomes.begin(), outcomes.end(), [](const cuda::Outcome& outcome) {
     return outcome.ending == cuda::Ending::no_answer || outcome.name == "CUDA_ERROR_NOT_READY";
   });
@@ -105,6 +110,49 @@ Result<void> check_devices_released(const container::Cgroup& cgroup) {
             "; close it before the checkpoint (a driver from 570 on closes its own)");
   }
   return {};
+}
+
+// Decides about a driver call that takes too long; see suspend_gpu.
+cuda::GpuAgent::Progress patience(Session& session, container::HeldThreads& held,
+                                  std::uint64_t gpu_bytes) {
+  const auto limit = session.driver_patience(gpu_bytes);
+  return [&session, &held, limit](milliseconds elapsed) {
+    if (elapsed < limit) return true;
+    if (!session.others_ran()) {
+      log::warn("the driver does not come back: the container's other threads are let go",
+                {{"id", session.id()}, {"ms", std::to_string(elapsed.count())}});
+      session.note_others_ran();
+      held.let_all_run();
+    }
+    if (elapsed < 2 * limit) return true;
+    session.note_driver_stuck();
+    return false;
+  };
+}
+
+// A driver Checkpoint or Restore of all targets.
+Result<void> drive(Session& session, const container::Cgroup& cgroup, std::uint64_t gpu_bytes,
+                   const std::string& failure,
+                   const std::function<Result<std::vector<cuda::Outcome>>(
+                       cuda::GpuAgent&, const cuda::GpuAgent::Progress&)>& call) {
+  const auto done =
+      with_driver_threads(session, cgroup, [&](container::HeldThreads& held) -> Result<void> {
+        auto* agent = ICEBOX_TRY(session.agent());
+        const auto outcomes = ICEBOX_TRY(call(*agent, patience(session, held, gpu_bytes)));
+        if (cuda::all_ok(outcomes)) return {};
+        return make_error(Code::failed_precondition,
+                          failure + ": " + cuda::describe_failures(outcomes));
+      });
+  if (!session.driver_stuck()) return done;
+  session.journal().phase = "stuck";
+  ICEBOX_TRY(session.save());
+  if (!session.journal().was_paused) ICEBOX_TRY(cgroup.thaw());
+  return make_error(
+      Code::deadline_exceeded,
+      failure + " within " + std::to_string(2 * session.driver_patience(gpu_bytes).count()) +
+          " ms (driver_timeout_ms, twice), although all threads of the container could run "
+          "for half of it; " +
+          way_out_of_driver(session.journal().targets));
 }
 
 std::uint64_t room_for(std::uint64_t gpu_bytes) {
@@ -172,8 +220,26 @@ Result<void> lock_and_freeze(Session& session, const container::Cgroup& cgroup) 
   }
 }
 
+std::uint64_t gpu_bytes_of(const Journal& journal) {
+  std::uint64_t bytes = 0;
+  for (const auto& [uuid, used] : journal.gpu_bytes) bytes += used;
+  return bytes;
+}
+
+std::string way_out_of_driver(const std::vector<cuda::Target>& targets) {
+  std::vector<std::string> names;
+  for (const auto& target : targets) {
+    const auto process = container::read_process(target.pid);
+    names.push_back(std::to_string(target.pid) +
+                    (process.ok() ? " (" + process->command_line + ")" : ""));
+  }
+  return "CUDA of " + join(names, ", ") +
+         " is in the driver's hands: the next command for this container brings it back once the "
+         "driver answers, `kill -9` ends it";
+}
+
 Result<void> with_driver_threads(Session& session, const container::Cgroup& cgroup,
-                                 const std::function<Result<void>()>& work) {
+                                 const std::function<Result<void>(container::HeldThreads&)>& work) {
   const auto threads = ICEBOX_TRY(driver_threads(session));
   return container::with_only_driver_threads(cgroup, threads, work);
 }
@@ -182,26 +248,21 @@ Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup,
                          std::uint64_t gpu_bytes) {
   session.journal().memory_limits = ICEBOX_TRY(cgroup.raise_memory_limit(room_for(gpu_bytes)));
   ICEBOX_TRY(session.save());
-  ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
-    auto* agent = ICEBOX_TRY(session.agent());
-    const auto outcomes = ICEBOX_TRY(agent->checkpoint(session.journal().targets));
-    if (cuda::all_ok(outcomes)) return {};
-    return make_error(Code::failed_precondition,
-                      "the driver could not suspend CUDA: " + cuda::describe_failures(outcomes));
-  }));
+  ICEBOX_TRY(drive(session, cgroup, gpu_bytes, "the driver could not suspend CUDA",
+                   [&](cuda::GpuAgent& agent, const cuda::GpuAgent::Progress& progress) {
+                     return agent.checkpoint(session.journal().targets, progress);
+                   }));
   return check_devices_released(cgroup);
 }
 
 Result<void> resume_gpu(Session& session, const container::Cgroup& cgroup,
                         const std::vector<cuda::GpuPair>& gpu_map) {
   ICEBOX_TRY(check_gpu_room(session, gpu_map));
-  ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
-    auto* agent = ICEBOX_TRY(session.agent());
-    const auto outcomes = ICEBOX_TRY(agent->restore(session.journal().targets, gpu_map));
-    if (cuda::all_ok(outcomes)) return {};
-    return make_error(Code::failed_precondition, "the driver could not put CUDA back on the GPU: " +
-                                                     cuda::describe_failures(outcomes));
-  }));
+  ICEBOX_TRY(drive(session, cgroup, gpu_bytes_of(session.journal()),
+                   "the driver could not put CUDA back on the GPU",
+                   [&](cuda::GpuAgent& agent, const cuda::GpuAgent::Progress& progress) {
+                     return agent.restore(session.journal().targets, gpu_map, progress);
+                   }));
   const auto limits = std::exchange(session.journal().memory_limits, {});
   ICEBOX_TRY(container::Cgroup::restore_limits(limits).context("memory limit"));
   return session.save();

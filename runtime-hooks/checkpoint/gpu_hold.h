@@ -15,6 +15,7 @@
 #include "runtime-hooks/checkpoint/session.h"
 #include "runtime-hooks/container/cgroup.h"
 #include "runtime-hooks/container/process.h"
+#include "runtime-hooks/container/thread_hold.h"
 #include "runtime-hooks/cuda/discovery.h"
 #include "runtime-hooks/cuda/target.h"
 
@@ -44,12 +45,18 @@ Result<void> lock_and_freeze(Session& session, const container::Cgroup& cgroup);
 // only the driver's threads may run. Makes room in the memory cgroup first (the device memory lands
 // in the processes) and notes the old limits in the journal. Afterwards no process holds an nvidia
 // device, or it fails and says which does.
+//
+// A call that the driver does not come back from within Session::driver_patience() gets the
+// container's other threads back for as long again (Session::others_ran(): it may need what one of
+// them holds). After that it is given up (deadline_exceeded, Session::driver_stuck()): the journal
+// stays with the phase "stuck", a container that was running runs on, a paused one stays paused;
+// the next command for the container tries to bring CUDA back.
 Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup,
                          std::uint64_t gpu_bytes);
 
-// The reverse: driver Restore of all targets (LOCKED afterwards), then the memory limits are put
-// back. Checks first that the GPUs have the room, because a driver Restore that runs out of memory
-// leaves its process stuck for good.
+// The reverse, with the same patience: driver Restore of all targets (LOCKED afterwards), then the
+// memory limits are put back. Checks first that the GPUs have the room, because a driver Restore
+// that runs out of memory leaves its process stuck for good.
 Result<void> resume_gpu(Session& session, const container::Cgroup& cgroup,
                         const std::vector<cuda::GpuPair>& gpu_map);
 
@@ -60,7 +67,13 @@ Result<void> unlock_gpu(Session& session);
 // Runs `work` with all threads of the frozen container stopped but the driver's restore threads of
 // the targets.
 Result<void> with_driver_threads(Session& session, const container::Cgroup& cgroup,
-                                 const std::function<Result<void>()>& work);
+                                 const std::function<Result<void>(container::HeldThreads&)>& work);
+
+// Device memory of all targets, as far as the driver told it.
+std::uint64_t gpu_bytes_of(const Journal& journal);
+
+// A sentence for errors: which processes the driver does not come back from, and the ways out.
+std::string way_out_of_driver(const std::vector<cuda::Target>& targets);
 
 // Time a cgroup may take to freeze.
 inline constexpr std::chrono::seconds kFreezeTimeout{10};

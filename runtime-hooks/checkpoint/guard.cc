@@ -49,15 +49,10 @@ Result<bool> kill(Engine& engine, const CommandArgs& args) {
     if (lock.ok()) return cgroup.error();
     return true;
   }
-  if (!lock.ok()) {
-    // The engine at work freezes and thaws; it finds its processes dead, or the mark, and ends what
-    // is left.
-    const auto pids = ICEBOX_TRY(cgroup->processes());
-    ICEBOX_TRY(container::kill_processes(ICEBOX_TRY(container::read_processes(pids))));
-    return true;
-  }
+  // An engine at work freezes and thaws beside us; it finds its processes dead, or the mark, and
+  // ends what is left.
   ICEBOX_TRY(kill_container(*cgroup));
-  ICEBOX_TRY(state.clear());
+  if (lock.ok()) ICEBOX_TRY(state.clear());
   return true;
 }
 

@@ -34,7 +34,8 @@ struct ProcessName {
 struct Journal {
   OperationKind operation = OperationKind::pause;
   // The step under way, for people and logs. "held" = no operation: the container is paused and its
-  // GPU processes are locked (or suspended: see `suspended`).
+  // GPU processes are locked (or suspended: see `suspended`). "stuck" = the driver has not come
+  // back from a call about a target.
   std::string phase;
   ProcessName engine;       // who wrote this
   ProcessName init;         // the container's init; pid 0 before a restore has made one
@@ -49,6 +50,7 @@ struct Journal {
       original_spec;  // restore only: file with the config.json to be put back, empty if unchanged
 
   [[nodiscard]] bool held() const { return phase == "held"; }
+  [[nodiscard]] bool stuck() const { return phase == "stuck"; }
 };
 
 // The directory that the engine keeps for one container, and the lock in it.

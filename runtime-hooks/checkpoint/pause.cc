@@ -52,7 +52,7 @@ Result<void> resume(Engine& engine, const CommandArgs& args) {
   const auto view = ICEBOX_TRY(look_up(engine, session.id()));
   if (session.was_held()) {
     const auto resumed = resume_held(session, view);
-    if (!resumed.ok() && session.journal().suspended) {
+    if (!resumed.ok() && session.journal().suspended && !session.driver_stuck()) {
       // Still frozen and suspended: as it was, and it can be tried again.
       ICEBOX_TRY(session.finish_held());
     }

@@ -23,8 +23,10 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 constexpr std::size_t kMaxSpec = 16 * 1024 * 1024;
-// A driver Checkpoint of a full GPU takes about a minute.
-constexpr seconds kBusyPatience{120};
+// What one look at the driver's states may take.
+constexpr seconds kStateDeadline{2};
+// How much longer a driver gets, at each command, that has been given up before.
+constexpr std::chrono::milliseconds kStuckPatience{4'000};
 
 void sleep_ms(long ms) {
   struct timespec pause = {ms / 1000, (ms % 1000) * 1'000'000};
@@ -71,17 +73,35 @@ Result<void> unlock_locked(Session& session) {
   return unlock_gpu(session);
 }
 
+// The driver is busy with it, or an earlier look at it has not come back.
+bool unsettled(const cuda::Outcome& outcome) {
+  return outcome.ending == cuda::Ending::no_answer || outcome.ending == cuda::Ending::refused ||
+         outcome.state == cuda::ProcessState::busy;
+}
+
 // The driver's states, asked again while a process is still on its way: the agent of an engine that
-// died finishes the operation it has begun.
-Result<std::vector<cuda::Outcome>> settled_states(cuda::GpuAgent& agent,
-                                                  const std::vector<cuda::Target>& targets) {
-  const auto deadline = steady_clock::now() + kBusyPatience;
+// died finishes the operation it has begun. With the patience of suspend_gpu: in its second half
+// the container's other threads run. Session::driver_stuck() when that is over.
+Result<std::vector<cuda::Outcome>> settled_states(Session& session, container::HeldThreads& held) {
+  const auto& targets = session.journal().targets;
+  const auto patience = session.journal().stuck()
+                            ? kStuckPatience
+                            : session.driver_patience(gpu_bytes_of(session.journal()));
+  const auto begin = steady_clock::now();
+  auto* agent = ICEBOX_TRY(session.agent());
   for (;;) {
-    auto states = ICEBOX_TRY(agent.states(targets));
-    const bool busy = std::any_of(states.begin(), states.end(), [](const cuda::Outcome& outcome) {
-      return outcome.ending == cuda::Ending::no_answer || outcome.state == cuda::ProcessState::busy;
-    });
-    if (!busy || steady_clock::now() >= deadline) return states;
+    auto states = ICEBOX_TRY(agent->states(targets, kStateDeadline));
+    if (std::none_of(states.begin(), states.end(), unsettled)) return states;
+    const auto elapsed = steady_clock::now() - begin;
+    if (elapsed >= 2 * patience) {
+      session.note_driver_stuck();
+      return make_error(Code::unavailable,
+                        "the driver has still not come back; " + way_out_of_driver(targets));
+    }
+    if (elapsed >= patience && !session.others_ran()) {
+      session.note_others_ran();
+      held.let_all_run();
+    }
     sleep_ms(200);
   }
 }
@@ -92,12 +112,12 @@ Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup
   if (session.journal().targets.empty()) return {};
   const auto all = session.journal().targets;
   std::vector<cuda::Target> suspended;
-  ICEBOX_TRY(with_driver_threads(session, cgroup, [&]() -> Result<void> {
-    auto* agent = ICEBOX_TRY(session.agent());
-    const auto states = ICEBOX_TRY(settled_states(*agent, all));
-    suspended = in_state(states, cuda::ProcessState::checkpointed);
-    return {};
-  }));
+  ICEBOX_TRY(
+      with_driver_threads(session, cgroup, [&](container::HeldThreads& held) -> Result<void> {
+        const auto states = ICEBOX_TRY(settled_states(session, held));
+        suspended = in_state(states, cuda::ProcessState::checkpointed);
+        return {};
+      }));
   if (suspended.empty()) return {};
   session.journal().targets = suspended;
   const auto restored = resume_gpu(session, cgroup, {});
@@ -115,6 +135,14 @@ Result<void> back_to_running(Session& session, const container::Cgroup& cgroup) 
 Result<void> roll_back_living(Session& session, const container::Cgroup& cgroup) {
   ICEBOX_TRY(settle(cgroup));
   const auto restored = restore_suspended(session, cgroup);
+  if (session.driver_stuck()) {
+    // For the next try. A paused container stays paused: the driver then gets its time at each
+    // command only, as its thread is frozen like all others.
+    session.journal().phase = "stuck";
+    ICEBOX_TRY(session.save());
+    if (!session.journal().was_paused) ICEBOX_TRY(cgroup.thaw());
+    return restored;
+  }
   if (!restored.ok()) {
     // Not put back: the processes stay frozen and suspended, which loses nothing. A later resume
     // tries again.

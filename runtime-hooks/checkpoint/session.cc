@@ -120,6 +120,13 @@ Result<cuda::GpuAgent*> Session::agent() {
   return &*agent_;
 }
 
+std::chrono::milliseconds Session::driver_patience(std::uint64_t gpu_bytes) const {
+  // An H200 moves 2 GiB/s (tests/gpu/RESULTS.md); a quarter of that is no reason to worry yet.
+  constexpr std::uint64_t kBytesPerMs = (512ULL << 20) / 1000;
+  return engine_->config.driver_timeout +
+         std::chrono::milliseconds(static_cast<std::int64_t>(gpu_bytes / kBytesPerMs));
+}
+
 Result<std::string> Session::scratch(const std::string& name) {
   const std::string path = state_.path(name);
   ICEBOX_TRY(remove_tree(path));

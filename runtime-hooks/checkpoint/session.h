@@ -63,6 +63,18 @@ class Session {
   // The agent, started at the first call.
   Result<cuda::GpuAgent*> agent();
 
+  // The driver has not come back from a call about a target, and the engine has given it up. The
+  // journal must stay as it is: an undo would have to wait for the driver.
+  void note_driver_stuck() { driver_stuck_ = true; }
+  [[nodiscard]] bool driver_stuck() const { return driver_stuck_; }
+  // The container's own threads ran during a driver call that did not come back while they were
+  // held.
+  void note_others_ran() { others_ran_ = true; }
+  [[nodiscard]] bool others_ran() const { return others_ran_; }
+  // What a driver Checkpoint or Restore may take (configuration driver_timeout, and device memory
+  // that the driver moves at some GiB/s).
+  [[nodiscard]] std::chrono::milliseconds driver_patience(std::uint64_t gpu_bytes) const;
+
   // A directory of this operation's own below the state directory, empty at first.
   Result<std::string> scratch(const std::string& name);
 
@@ -77,6 +89,8 @@ class Session {
   UniqueFd lock_;
   Journal journal_;
   bool was_held_ = false;
+  bool driver_stuck_ = false;
+  bool others_ran_ = false;
   std::optional<cuda::GpuAgent> agent_;
   std::string phase_;
   std::chrono::steady_clock::time_point phase_start_;

@@ -40,12 +40,13 @@ struct Group {
 
 // All traced threads of one container, from seize to release. The destructor gives back whatever is
 // left, as the end of the tracer threads does.
-class Hold {
+class Hold : public HeldThreads {
  public:
   Hold(const Cgroup& cgroup, const std::set<pid_t>& driver_threads)
       : cgroup_(cgroup), driver_threads_(driver_threads) {}
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
+  ~Hold() override = default;
 
   // Seizes every thread that the thaw would let run. With the cgroup frozen.
   Result<void> seize_all();
@@ -60,6 +61,8 @@ class Hold {
 
   // Lets go of everything. With the cgroup frozen.
   void release();
+
+  void let_all_run() override { all_run_ = true; }
 
  private:
   enum class When { frozen, thawed };
@@ -81,6 +84,7 @@ class Hold {
   std::deque<Group>
       groups_;  // the first holds nearly all; each of maybe_stopped_ has one of its own
   std::atomic<bool> drivers_run_{false};
+  std::atomic<bool> all_run_{false};  // the tracers let go of all but the driver threads
 };
 
 Result<void> Hold::seize_all() {
@@ -225,7 +229,11 @@ Result<void> Hold::start_drivers() {
     group.tracer.post([this, &group] {
       while (drivers_run_) {
         for (auto& tracee : group.tracees) {
-          if (tracee.driver) keep_running(tracee);
+          if (tracee.driver) {
+            keep_running(tracee);
+          } else if (all_run_) {
+            detach(tracee);
+          }
         }
         sleep_for(kKeepRunningPause);
       }
@@ -275,7 +283,8 @@ Result<void> combine(Result<void> first, const Result<void>& second) {
   return error;
 }
 
-Result<void> run_held(const Cgroup& cgroup, Hold& hold, const std::function<Result<void>()>& work) {
+Result<void> run_held(const Cgroup& cgroup, Hold& hold,
+                      const std::function<Result<void>(HeldThreads&)>& work) {
   ICEBOX_TRY(hold.seize_all());
   ICEBOX_TRY(cgroup.thaw());
   ICEBOX_TRY(fault::reach("threads.thawed"));
@@ -284,14 +293,15 @@ Result<void> run_held(const Cgroup& cgroup, Hold& hold, const std::function<Resu
   Result<void> done = hold.start_drivers();
   {
     const ScopeGuard always([&] { stopped = hold.stop_drivers(); });
-    if (done.ok()) done = work();
+    if (done.ok()) done = work(hold);
   }
   return combine(std::move(done), std::move(stopped).context("driver threads"));
 }
 
-Result<void> run_unheld(const Cgroup& cgroup, const std::function<Result<void>()>& work) {
+Result<void> run_unheld(const Cgroup& cgroup, Hold& hold,
+                        const std::function<Result<void>(HeldThreads&)>& work) {
   ICEBOX_TRY(cgroup.thaw());
-  return work();
+  return work(hold);
 }
 
 Result<void> freeze_again(const Cgroup& cgroup) {
@@ -304,7 +314,7 @@ Result<void> freeze_again(const Cgroup& cgroup) {
 }  // namespace
 
 Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t>& driver_threads,
-                                      const std::function<Result<void>()>& work) {
+                                      const std::function<Result<void>(HeldThreads&)>& work) {
   ICEBOX_TRY(require_frozen(cgroup));
   Hold hold(cgroup, driver_threads);
   Result<void> frozen;
@@ -312,7 +322,8 @@ Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t
   {
     // Also on the way of an exception, which must not set the container free.
     const ScopeGuard always([&] { frozen = freeze_again(cgroup); });
-    done = fault::skipped("threads.hold") ? run_unheld(cgroup, work) : run_held(cgroup, hold, work);
+    done = fault::skipped("threads.hold") ? run_unheld(cgroup, hold, work)
+                                          : run_held(cgroup, hold, work);
   }
   hold.release();
   // On v2 a thread counts as running for the moment that it takes from its ptrace stop to the
@@ -320,6 +331,12 @@ Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t
   if (frozen.ok()) frozen = cgroup.wait_frozen(kFreezeTimeout);
   return combine(std::move(done),
                  std::move(frozen).context("the container could not be frozen again"));
+}
+
+Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t>& driver_threads,
+                                      const std::function<Result<void>()>& work) {
+  return with_only_driver_threads(cgroup, driver_threads,
+                                  [&](HeldThreads& /*held*/) { return work(); });
 }
 
 }  // namespace icebox::container

@@ -11,6 +11,20 @@
 
 namespace icebox::container {
 
+// What the work under a hold can do about it. Only valid while the work runs, on its thread.
+class HeldThreads {
+ public:
+  HeldThreads() = default;
+  HeldThreads(const HeldThreads&) = delete;
+  HeldThreads& operator=(const HeldThreads&) = delete;
+  virtual ~HeldThreads() = default;
+
+  // Lets every other thread go on, for the rest of the work: the way out of a driver call that
+  // waits for something that a stopped thread holds. From then on the container's own code runs.
+  // Takes effect within some milliseconds; does not wait for it.
+  virtual void let_all_run() = 0;
+};
+
 // Runs `work` while, of all threads in the frozen container, only `driver_threads` (thread ids,
 // host numbering) can run.
 //
@@ -43,6 +57,10 @@ namespace icebox::container {
 //
 // Fault points: "threads.hold" (`skip` leaves the ptrace part out, so that a test can prove that it
 // is needed) and "threads.thawed" (just after the thaw).
+Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t>& driver_threads,
+                                      const std::function<Result<void>(HeldThreads&)>& work);
+
+// The same for work that has no use for HeldThreads.
 Result<void> with_only_driver_threads(const Cgroup& cgroup, const std::set<pid_t>& driver_threads,
                                       const std::function<Result<void>()>& work);
 

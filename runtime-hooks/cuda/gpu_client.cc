@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-// For restore_thread, state and unlock, which take microseconds where the target is not frozen; the
+// For restore_thread and unlock, which take microseconds where the target is not frozen; the
 // first may be slow on a host under load.
 constexpr milliseconds kQueryDeadline{20'000};
 // For loading the libraries, cuInit (some 3 s with eight GPUs) and NVML.
@@ -55,6 +55,12 @@ std::optional<milliseconds> answer_timeout(const protocol::Request& request) {
   if (!action->timeout_ms) return std::nullopt;
   return milliseconds(*action->timeout_ms) + protocol::kAnswerGrace + protocol::kStateGrace +
          kTransportSlack;
+}
+
+// What the protocol takes as a deadline.
+std::uint32_t limited(milliseconds deadline) {
+  return static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(deadline.count(), 1, protocol::kMaxTimeoutMs));
 }
 
 }  // namespace
@@ -187,7 +193,10 @@ Result<std::string> GpuAgent::Impl::exchange(const protocol::Request& request,
       return make_error(Code::deadline_exceeded,
                         "it did not answer within " + std::to_string(elapsed().count()) + " ms");
     }
-    if (progress) progress(elapsed());
+    if (progress && !progress(elapsed())) {
+      return make_error(Code::deadline_exceeded,
+                        "it was given up after " + std::to_string(elapsed().count()) + " ms");
+    }
   }
 }
 
@@ -286,14 +295,14 @@ Result<std::vector<Outcome>> GpuAgent::restore_threads(const std::vector<Target>
   return impl_->act({Operation::restore_thread, targets, kQueryDeadline.count(), {}}, {});
 }
 
-Result<std::vector<Outcome>> GpuAgent::states(const std::vector<Target>& targets) {
-  return impl_->act({Operation::state, targets, kQueryDeadline.count(), {}}, {});
+Result<std::vector<Outcome>> GpuAgent::states(const std::vector<Target>& targets,
+                                              milliseconds deadline) {
+  return impl_->act({Operation::state, targets, limited(deadline), {}}, {});
 }
 
 Result<std::vector<Outcome>> GpuAgent::lock(const std::vector<Target>& targets,
                                             milliseconds deadline) {
-  const auto limited = std::clamp<std::int64_t>(deadline.count(), 1, protocol::kMaxTimeoutMs);
-  return impl_->act({Operation::lock, targets, static_cast<std::uint32_t>(limited), {}}, {});
+  return impl_->act({Operation::lock, targets, limited(deadline), {}}, {});
 }
 
 Result<std::vector<Outcome>> GpuAgent::checkpoint(const std::vector<Target>& targets,

@@ -45,8 +45,9 @@ class GpuAgent {
   };
 
   /// Called about once a second while a long operation runs, with the time it has taken so far.
-  /// Must not call back into the agent.
-  using Progress = std::function<void(std::chrono::milliseconds)>;
+  /// False gives the operation up: it goes on in the driver, but this agent is of no more use, and
+  /// outlives this object until the driver is done. Must not call back into the agent.
+  using Progress = std::function<bool(std::chrono::milliseconds)>;
 
   /// Spawns the agent with an environment of its own (PATH only; nothing of the caller's, so
   /// neither LD_PRELOAD nor CUDA_* reaches the driver) and a socketpair as its descriptor 3, in its
@@ -79,8 +80,11 @@ class GpuAgent {
   /// process; no_answer must not be read as that.
   Result<std::vector<Outcome>> restore_threads(const std::vector<Target>& targets);
 
-  /// Driver state of every target. Hangs in the driver for a frozen target: reported as no_answer.
-  Result<std::vector<Outcome>> states(const std::vector<Target>& targets);
+  /// Driver state of every target. Hangs in the driver for a frozen target, and for one that the
+  /// driver is busy with: reported as no_answer after `deadline`.
+  Result<std::vector<Outcome>> states(
+      const std::vector<Target>& targets,
+      std::chrono::milliseconds deadline = std::chrono::seconds(20));
 
   /// Locks all targets in parallel under one total deadline (at least 1 ms). Returns the outcomes
   /// in the order of the targets; nothing is undone here: the caller unlocks those that are
@@ -90,9 +94,9 @@ class GpuAgent {
                                     std::chrono::milliseconds deadline);
 
   /// Copies device memory of all (locked) targets into host memory and releases their GPUs, in
-  /// parallel. Blocks until the driver is done with every one: there is no deadline, because a
-  /// driver call that is cut short leaves its target unusable. A target that ends meanwhile is
-  /// `gone`.
+  /// parallel. Blocks until the driver is done with every one, or `progress` gives up
+  /// (deadline_exceeded): a driver call cannot be cut short without making its target unusable. A
+  /// target that ends meanwhile is `gone`.
   Result<std::vector<Outcome>> checkpoint(const std::vector<Target>& targets,
                                           const Progress& progress = {});
 

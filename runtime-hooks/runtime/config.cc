@@ -39,19 +39,23 @@ Result<void> set_key(Config& config, const std::string& key, const toml::node& v
     *text = *given;
     return {};
   }
-  if (key == "lock_timeout_ms") {
+  std::chrono::milliseconds* time = nullptr;
+  if (key == "lock_timeout_ms") time = &config.lock_timeout;
+  if (key == "driver_timeout_ms") time = &config.driver_timeout;
+  if (time != nullptr) {
     const auto given = value.value_exact<std::int64_t>();
     if (!given || *given < 1 || *given > 3'600'000) {
       return at_line(path, value.source(),
-                     "'lock_timeout_ms' must be a number of milliseconds from 1 to 3600000");
+                     "'" + key + "' must be a number of milliseconds from 1 to 3600000");
     }
-    config.lock_timeout = std::chrono::milliseconds(*given);
+    *time = std::chrono::milliseconds(*given);
     return {};
   }
   return at_line(
       path, value.source(),
       "unknown key '" + key +
-          "'; known are runtime, criu, libcuda, libnvidia_ml, lock_timeout_ms, state_dir");
+          "'; known are runtime, criu, libcuda, libnvidia_ml, lock_timeout_ms, driver_timeout_ms, "
+          "state_dir");
 }
 
 }  // namespace

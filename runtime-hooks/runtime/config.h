@@ -21,6 +21,9 @@ struct Config {
   std::string libnvidia_ml = "libnvidia-ml.so.1";
   std::chrono::milliseconds lock_timeout{
       10'000};  // key lock_timeout_ms: total time for locking all CUDA processes
+  std::chrono::milliseconds driver_timeout{
+      60'000};  // key driver_timeout_ms: what a driver Checkpoint or Restore may take, on top of
+                // 1 s per 512 MiB of device memory
   std::string state_dir = "/run/icebox";  // journals and locks; must not survive a reboot
 };
 

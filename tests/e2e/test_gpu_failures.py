@@ -3,6 +3,8 @@
 
 import contextlib
 import shlex
+import signal
+import time
 
 import pytest
 from harness import gpu, paths, procs
@@ -58,7 +60,9 @@ def test_lock_that_hangs(counting):
     box, counter = counting
     with goes_on(box, counter):
         gpu.set_knobs(box, "lock=hang")
+        start = time.monotonic()
         refused(box, "CUDA could not be locked", f"process {box.pid}", "did not answer", "lock_timeout_ms")
+        assert time.monotonic() - start < 15, "2 s for the lock, 2 s of grace; the undo must not ask that driver again"
         gpu.set_knobs(box)
 
 
@@ -184,6 +188,85 @@ def test_driver_leaves_a_device_open(counting):
     with goes_on(box, counter):
         gpu.set_knobs(box, "leave_fd=1")
         refused(box, str(box.pid), "nvidia0")
+
+
+@pytest.mark.both_cgroups
+def test_driver_that_needs_a_stopped_thread(node, counting, folder):
+    """It does not come back while the container's threads are held: they are let go, and the checkpoint is as good."""
+    box, counter = counting
+    with goes_on(box, counter), node.config(driver_timeout_ms=1500):
+        gpu.set_knobs(box, "checkpoint=needs_threads")
+        done = box.dump(folder / "dump", "--leave-running")
+        assert "threads are let go" in done.stderr
+        assert (folder / "dump" / "icebox.json").exists()
+
+
+@pytest.mark.both_cgroups
+@pytest.mark.parametrize("operation", ["checkpoint", "restore"])
+def test_driver_that_needs_a_thread_of_a_paused_container(node, counting, operation):
+    """A pause promises that nothing runs: where that cannot be kept, the checkpoint is refused."""
+    box, counter = counting
+    with goes_on(box, counter), node.config(driver_timeout_ms=1500):
+        gpu.set_knobs(box, f"{operation}=needs_threads")
+        refused(box, "is paused, but its threads had to run", "try again")
+
+
+@pytest.mark.both_cgroups
+def test_driver_that_does_not_come_back(node, counting, folder):
+    """Neither with the threads let go: the checkpoint fails, the container runs on, and the next command brings CUDA back."""
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, "checkpoint=hang")
+        with node.config(driver_timeout_ms=1500):
+            failed = box.dump(folder / "dump", "--leave-running", check=False)
+            assert failed.code != 0
+            for word in ("could not suspend CUDA", "driver_timeout_ms", str(box.pid), "the next command", "kill -9"):
+                assert word in failed.stderr, str(failed)
+            assert box.status == "RUNNING" and node.cgroups.thawed(box.cgroup) and procs.tracer(box.pid) == 0
+            again = box.exec("true", check=False)
+            assert again.code != 0 and "has still not come back" in again.stderr, str(again)
+            assert node.cgroups.thawed(box.cgroup)
+        gpu.set_knobs(box)
+        box.exec("true")
+
+
+def test_driver_that_does_not_come_back_under_ctr(node, counting):
+    """ctr pauses first, and resumes after the failure: that cannot succeed, and can be tried again."""
+    box, counter = counting
+    with goes_on(box, counter):
+        gpu.set_knobs(box, "checkpoint=hang")
+        with node.config(driver_timeout_ms=1500):
+            refused(box, "could not suspend CUDA", "the next command")
+        assert box.status == "PAUSED" and node.cgroups.frozen(box.cgroup)
+        gpu.set_knobs(box)
+        box.resume()
+
+
+@pytest.mark.both_cgroups
+def test_kill_of_a_process_that_the_driver_keeps(node, icebox, folder):
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+    gpu.set_knobs(box, "checkpoint=hang")
+    with node.config(driver_timeout_ms=1500):
+        assert box.dump(folder / "dump", "--leave-running", check=False).code != 0
+    box.kill()
+    box.wait_status("STOPPED")
+    assert box.delete_task() == 137
+
+
+def test_init_that_dies_inside_the_drivers_checkpoint(node, icebox):
+    """The kernel lets no fault end a traced first process of a pid namespace: it would fault for ever."""
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+    victim = box.pid
+    gpu.set_knobs(box, "checkpoint=die")
+    refused(box, "could not suspend CUDA", f"process {victim}", "ended")
+    box.wait_status("STOPPED")
+    assert box.delete_task() in (128 + signal.SIGKILL, 128 + signal.SIGSEGV)
 
 
 def test_process_that_dies_inside_the_drivers_checkpoint(node, icebox):

@@ -315,6 +315,72 @@ def torch(node: Node) -> Figures:
             "restore phases (ms)": _phases(again.engine_log())}
 
 
+@item("cycles", "PyTorch with many busy threads: every suspend comes back, whatever a stopped thread holds", 240)
+def cycles(node: Node) -> Figures:
+    """CRIU is made to fail at once, so that a cycle is what the driver does and its undo."""
+    real_only(node, "the simulated driver needs no lock of its process")
+    python = Python(node.machine.python)
+    check(python.has_torch, f"{python.program} has no torch")
+    flags = python.flags() + bind(_workload(""), "/workloads") + ["--env", "HOME=/root", "--env", "PYTHONDONTWRITEBYTECODE=1"]
+    box = node.box("cycles")
+    box.run(f"{python.program} -u /workloads/churn.py", BUSYBOX_IMAGE, flags)
+    box.wait_out(r"^ready", 120)
+    first = box.wait_out(r"^round \d+ sum (\d+)", 60)[1]
+    criu = node.work / "criu-that-fails" / "criu"  # the engine insists on the name
+    criu.parent.mkdir(exist_ok=True)
+    criu.write_text('#!/bin/sh\n[ "$1" != swrk ] || exit 1\nexec /opt/icebox/criu/bin/criu "$@"\n')
+    criu.chmod(0o755)
+    node.configure(criu=str(criu))
+    times: list[float] = []
+    slow: list[str] = []
+    try:
+        while len(times) < 80 and node.deadline.left(600) > 60:
+            rounds = len(re.findall(r"^round ", box.out(), re.MULTILINE))
+            start = time.monotonic()
+            process = subprocess.Popen(node.ctr_command("tasks", "checkpoint", box.id), stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True, env=node.environment())
+            try:
+                _, said = process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                slow.append(f"cycle {len(times) + 1}:\n{_threads_of(box.pid)}")
+                _, said = process.communicate(timeout=node.deadline.left(100))
+            times.append(time.monotonic() - start)
+            check("CRIU could not dump" in said, f"cycle {len(times)}: {said[-600:]}")
+            wait_until(lambda: len(re.findall(r"^round ", box.out(), re.MULTILINE)) >= rounds + 2, "it goes on", 20, 0.05)
+    finally:
+        (node.work / "logs" / "cycles-stalls.log").write_text("\n".join(slow))
+        node.configure()
+    sums = set(re.findall(r"^round \d+ sum (\d+)", box.out(), re.MULTILINE))
+    check(sums == {first}, f"values on the GPU changed: {sums}")
+    return {"cycles": len(times), "median": f"{sorted(times)[len(times) // 2]:.2f} s", "longest": f"{max(times):.2f} s",
+            "cycles over 20 s": len(slow)}
+
+
+def _threads_of(pid: int) -> str:
+    """What every thread waits in; for one in a futex, the futex's words (glibc keeps the owner of a mutex in the third)."""
+    lines = []
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for tid in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+            fields = {}
+            for name in ("comm", "syscall", "wchan", "status"):
+                try:
+                    with open(f"/proc/{pid}/task/{tid}/{name}", encoding="utf-8") as file:
+                        fields[name] = file.read().strip()
+                except OSError as error:
+                    fields[name] = str(error)
+            state = re.search(r"^State:\s*(\S+)", fields["status"], re.MULTILINE)
+            line = f"{tid} {fields['comm']} {state[1] if state else '?'} {fields['wchan']} {fields['syscall']}"
+            words = fields["syscall"].split()
+            if words and words[0] == "202":
+                try:
+                    memory.seek(int(words[1], 16))
+                    line += f" futex words {[int.from_bytes(memory.read(4), 'little') for _ in range(5)]}"
+                except (OSError, ValueError) as error:
+                    line += f" ({error})"
+            lines.append(line)
+    return "\n".join(lines)
+
+
 def steps(text: str) -> list[tuple[int, int, str, str]]:
     """(number, token, hash of the logits, nonce) of every step on record."""
     found = re.findall(r"^step (\d+) token (\d+) logits (\w+) nonce (\w+)$", text, re.MULTILINE)

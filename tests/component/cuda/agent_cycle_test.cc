@@ -170,7 +170,11 @@ TEST(AgentCycle, ProgressIsReportedWhileACheckpointRuns) {
   const std::vector<Target> targets = {counter.target()};
   expect_state(agent.lock(targets, kLockTime), ProcessState::locked);
   std::vector<milliseconds> times;
-  expect_state(agent.checkpoint(targets, [&](milliseconds time) { times.push_back(time); }),
+  expect_state(agent.checkpoint(targets,
+                                [&](milliseconds time) {
+                                  times.push_back(time);
+                                  return true;
+                                }),
                ProcessState::checkpointed);
   ASSERT_GE(times.size(), 2U);
   EXPECT_GE(times[0].count(), 900);

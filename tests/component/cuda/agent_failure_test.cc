@@ -246,8 +246,8 @@ TEST_F(AgentFailure, AnAgentThatDiesIsAnErrorThatSaysWhatWasUnderWay) {
   Sample counter(host_);
   ASSERT_TRUE(lock(counter).ok());
   counter.set_knobs("checkpoint=hang\n");
-  const auto result =
-      agent_.checkpoint({counter.target()}, [&](milliseconds) { ::kill(agent_.pid(), SIGKILL); });
+  const auto result = agent_.checkpoint(
+      {counter.target()}, [&](milliseconds) { return ::kill(agent_.pid(), SIGKILL) == 0; });
   ASSERT_FALSE(result.ok());
   EXPECT_EQ(result.error().code, Code::unavailable);
   EXPECT_THAT(result.error().message, HasSubstr("during checkpoint of 1 process: it was killed by "

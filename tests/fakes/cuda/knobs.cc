@@ -30,7 +30,8 @@ bool allowed(std::string_view operation, Trouble trouble) {
     case Trouble::busy:
     case Trouble::crash: return operation == "lock";
     case Trouble::die:
-    case Trouble::die_hang: return operation == "checkpoint" || operation == "restore";
+    case Trouble::die_hang:
+    case Trouble::needs_threads: return operation == "checkpoint" || operation == "restore";
     case Trouble::then_failed: return operation == "checkpoint";
     case Trouble::oom_sticky: return operation == "restore";
   }
@@ -40,6 +41,7 @@ bool allowed(std::string_view operation, Trouble trouble) {
 Trouble trouble_of(std::string_view word) {
   if (word == "busy") return Trouble::busy;
   if (word == "hang") return Trouble::hang;
+  if (word == "needs_threads") return Trouble::needs_threads;
   if (word == "crash") return Trouble::crash;
   if (word == "die") return Trouble::die;
   if (word == "die_hang") return Trouble::die_hang;

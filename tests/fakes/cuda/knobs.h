@@ -13,15 +13,16 @@ namespace icebox::sim {
 /// What an operation does instead of succeeding.
 enum class Trouble {
   none,
-  error,        // answer `value`, change nothing
-  busy,         // lock: submitted work never drains
-  hang,         // do not answer until the knob is taken away
-  crash,        // lock: the process dies of SIGSEGV
-  die,          // checkpoint: the process dies of SIGKILL, and the caller gets an error
-  die_hang,     // checkpoint: likewise, and the caller's call never returns
-  then_failed,  // checkpoint: an error, and the state is FAILED from then on
-  oom_sticky,   // restore: out of memory, and every later restore answers 304
-  slow,         // take `value` milliseconds longer
+  error,          // answer `value`, change nothing
+  busy,           // lock: submitted work never drains
+  hang,           // do not answer until the knob is taken away
+  needs_threads,  // checkpoint, restore: do not answer while a tracer holds the first thread
+  crash,          // lock: the process dies of SIGSEGV
+  die,            // checkpoint: the process dies of SIGKILL, and the caller gets an error
+  die_hang,       // checkpoint: likewise, and the caller's call never returns
+  then_failed,    // checkpoint: an error, and the state is FAILED from then on
+  oom_sticky,     // restore: out of memory, and every later restore answers 304
+  slow,           // take `value` milliseconds longer
 };
 
 /// One operation's knob.

@@ -60,11 +60,26 @@ void wait_until_lifted(KnobOf which, Trouble trouble) {
   for (;;) *static_cast<volatile int*>(nullptr) = 0;  // NOLINT(clang-analyzer-core.NullDereference)
 }
 
+/// Whether a tracer holds the process's first thread still.
+bool first_thread_is_stopped() {
+  const int fd = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  char text[4096];
+  const ssize_t size = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  text[size > 0 ? size : 0] = '\0';
+  return std::strstr(text, "\nState:\tt") !=
+         nullptr;  // TracerPid is 0 for one outside of the namespace
+}
+
 /// The troubles that several operations share. Returns true if `result` is the answer.
 bool common_trouble(KnobOf which, const Knob& knob, Result& result) {
   switch (knob.trouble) {
     case Trouble::error: result = static_cast<Result>(knob.value); return true;
     case Trouble::hang: wait_until_lifted(which, Trouble::hang); return false;
+    case Trouble::needs_threads:
+      while (first_thread_is_stopped()) sleep_for(kMillisecond);
+      return false;
     case Trouble::die_hang:
       mailbox().hang_caller = kHangCaller;
       while (mailbox().hang_caller != kCallerHangs) sleep_for(kBusyPoll);
