@@ -65,7 +65,11 @@ Result<void> remove(Engine& engine, const CommandArgs& args) {
   if (state.present()) {
     if (force) state.mark_killed();
     const auto cgroup = cgroup_of(engine, id);
-    if (force && cgroup.ok()) {
+    // Of a container that ended while it was paused the runtime says that it is paused, and
+    // refuses.
+    const auto held = state.read();
+    const bool ended = held.ok() && *held && (*held)->held() && !is_alive((*held)->init);
+    if ((force || ended) && cgroup.ok()) {
       const auto killed = kill_container(*cgroup);
       if (!killed.ok())
         log::warn("ending the container before its delete",

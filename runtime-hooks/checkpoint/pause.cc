@@ -49,6 +49,14 @@ Result<void> pause(Engine& engine, const CommandArgs& args) {
 
 Result<void> resume(Engine& engine, const CommandArgs& args) {
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::resume, args.positional[0]));
+  if (session.was_held() && !is_alive(session.journal().init)) {
+    // What is left of it sits in a frozen cgroup and cannot be reaped.
+    const auto cgroup = container::Cgroup::of_container(engine.invocation.root, session.id(),
+                                                        session.journal().init.pid);
+    if (cgroup.ok()) ICEBOX_TRY(kill_container(*cgroup));
+    ICEBOX_TRY(session.finish());
+    return make_error(Code::failed_precondition, "container " + session.id() + " has ended");
+  }
   const auto view = ICEBOX_TRY(look_up(engine, session.id()));
   if (session.was_held()) {
     const auto resumed = resume_held(session, view);

@@ -43,10 +43,6 @@ Result<std::set<pid_t>> tracers_of(const container::Cgroup& cgroup) {
   return tracers;
 }
 
-bool is_alive(const ProcessName& name) {
-  return name.pid > 0 && PidRef::open(name.pid, name.start_time).ok();
-}
-
 std::vector<cuda::Target> in_state(const std::vector<cuda::Outcome>& outcomes,
                                    cuda::ProcessState state) {
   std::vector<cuda::Target> result;
@@ -171,6 +167,12 @@ Result<void> put_spec_back(const Journal& journal) {
 }
 
 }  // namespace
+
+bool is_alive(const ProcessName& name) {
+  if (name.pid <= 0) return false;
+  const auto process = container::read_process(name.pid);
+  return process.ok() && process->start_time == name.start_time && !process->zombie();
+}
 
 Result<void> settle(const container::Cgroup& cgroup) {
   const auto deadline = steady_clock::now() + seconds(60);

@@ -7,6 +7,10 @@
 
 namespace icebox::engine {
 
+// Whether the process named runs or could run: false for one that is gone, is a zombie, or was never
+// named.
+bool is_alive(const ProcessName& name);
+
 // Takes a container back to where it was before the operation in the session's journal: running, or
 // paused with its GPU held. It looks at what is really there (freezer, tracers, driver states)
 // instead of trusting how far the journal says things got, so it serves a failed step, a dead

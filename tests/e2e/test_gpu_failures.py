@@ -230,6 +230,7 @@ def test_driver_that_does_not_come_back(node, counting, folder):
         box.exec("true")
 
 
+@pytest.mark.both_cgroups
 def test_driver_that_does_not_come_back_under_ctr(node, counting):
     """ctr pauses first, and resumes after the failure: that cannot succeed, and can be tried again."""
     box, counter = counting
@@ -256,6 +257,7 @@ def test_kill_of_a_process_that_the_driver_keeps(node, icebox, folder):
     assert box.delete_task() == 137
 
 
+@pytest.mark.both_cgroups
 def test_init_that_dies_inside_the_drivers_checkpoint(node, icebox):
     """The kernel lets no fault end a traced first process of a pid namespace: it would fault for ever."""
     box = icebox()
