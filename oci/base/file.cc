@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <cstdlib>
@@ -187,6 +188,14 @@ Result<void> remove_tree(const std::string& path) {
 }
 
 bool exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+
+std::string absolute_path(const std::string& path) {
+  if (path.starts_with("/")) return path;
+  std::array<char, PATH_MAX> buffer;
+  // Fails only for a removed working directory, where a relative path leads nowhere either.
+  if (::getcwd(buffer.data(), buffer.size()) == nullptr) return path;
+  return std::string(buffer.data()) + "/" + path;
+}
 
 Result<std::string> read_link(const std::string& path) {
   char buffer[PATH_MAX];

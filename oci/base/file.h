@@ -55,6 +55,9 @@ Result<void> remove_tree(const std::string& path);
 // Whether something exists under `path` (links are followed).
 bool exists(const std::string& path);
 
+// `path` from the root on: behind the working directory when it is relative. Nothing is resolved.
+std::string absolute_path(const std::string& path);
+
 // Target of a symbolic link.
 Result<std::string> read_link(const std::string& path);
 

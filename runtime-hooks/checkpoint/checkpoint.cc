@@ -2,7 +2,6 @@
 #include "oci/checkpoint.h"
 
 #include <sys/statvfs.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -32,12 +31,6 @@ constexpr std::array kUnsupported = {std::string_view("pre-dump"), std::string_v
 std::vector<std::string> words(const Option& option) {
   if (option.value) return {"--" + option.name, *option.value};
   return {"--" + option.name};
-}
-
-std::string shown_path(const std::string& path) {
-  if (path.starts_with("/")) return path;
-  char buffer[4096];
-  return ::getcwd(buffer, sizeof buffer) == nullptr ? path : std::string(buffer) + "/" + path;
 }
 
 // Everything that one checkpoint is about.
@@ -365,7 +358,7 @@ Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
                       "the CUDA state of container " + session.id() +
                           " is in host memory since an earlier failure: resume it first");
   }
-  Dump dump = {session, view, args, shown_path(args.value("image-path").value_or("checkpoint")),
+  Dump dump = {session, view, args, absolute_path(args.value("image-path").value_or("checkpoint")),
                {},      {},   {},   false};
   dump.paused_before = view.state.status == "paused";
   session.journal().init = {view.init.pid, view.init.start_time};
@@ -377,7 +370,7 @@ Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
   describe_host(dump, host);
   ICEBOX_TRY(begin_checkpoint(dump.directory));
   if (const auto work = args.value("work-path")) {
-    dump.work = shown_path(*work);
+    dump.work = absolute_path(*work);
     ICEBOX_TRY(make_directories(dump.work, 0700));
   } else {
     dump.work = ICEBOX_TRY(session.scratch("work"));

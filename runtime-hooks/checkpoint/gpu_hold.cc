@@ -186,8 +186,6 @@ Result<std::vector<Surveyed>> survey_gpu_use(Session& session, const container::
                                                outcomes[i].message);
     }
     surveyed[i].what = cuda::classify(surveyed[i].use, answer);
-    if (!surveyed[i].what.warning.empty())
-      log::warn(surveyed[i].what.warning, {{"id", session.id()}});
   }
   std::erase_if(surveyed, [](const Surveyed& entry) { return entry.use.gone; });
   return surveyed;

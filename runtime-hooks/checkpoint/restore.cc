@@ -26,12 +26,6 @@ namespace {
 constexpr std::size_t kMaxSpec = 16 * 1024 * 1024;
 constexpr std::size_t kMaxLog = 64 * 1024 * 1024;
 
-std::string absolute(const std::string& path) {
-  if (path.starts_with("/")) return path;
-  char buffer[4096];
-  return ::getcwd(buffer, sizeof buffer) == nullptr ? path : std::string(buffer) + "/" + path;
-}
-
 // Everything that one restore is about.
 struct Restoring {
   Session& session;
@@ -42,9 +36,8 @@ struct Restoring {
   CheckpointDirectory checkpoint;
   criu::Criu criu;
   std::vector<cuda::GpuPair> gpu_map;
-  std::string cgroup_root;      // CRIU's --cgroup-root (v2), empty: the runtime tells it
-  bool ignore_cgroups = false;  // CRIU leaves the tree in the cgroup that it runs in
-  SpecMemory memory_before;     // set when the limit was raised for the restore
+  std::string cgroup_root;   // CRIU's --cgroup-root (v2), empty: the runtime tells it
+  SpecMemory memory_before;  // set when the limit was raised for the restore
   bool memory_raised = false;
 
   [[nodiscard]] bool has_gpu() const { return !checkpoint.info.processes.empty(); }
@@ -72,17 +65,18 @@ Result<void> check_host(Restoring& restoring) {
 
 // runc tells CRIU the new cgroup on v1 only; on v2 CRIU would put the tree where it was dumped. The
 // empty controller name before the colon is the unified hierarchy's: v1 hierarchies that exist
-// beside it stay as they are. Where the path cannot be told, CRIU is asked to leave cgroups alone:
-// the tree then lands in the one that the runtime put CRIU into (runc from 1.2 on; older ones do
-// not pass `ignore` on).
-void place_tree(Restoring& restoring, const std::string& cgroups_path) {
-  if (!container::unified_hierarchy()) return;
+// beside it stay as they are.
+Result<void> place_tree(Restoring& restoring, const std::string& cgroups_path) {
+  if (!container::unified_hierarchy()) return {};
   const auto path = unified_cgroup_path(cgroups_path);
   if (path.empty()) {
-    restoring.ignore_cgroups = true;
-  } else {
-    restoring.cgroup_root = ":" + path;
+    return make_error(Code::failed_precondition,
+                      restoring.bundle + "/config.json: linux.cgroupsPath is '" + cgroups_path +
+                          "', but a restore on cgroup v2 needs to be told where: give an absolute "
+                          "path or slice:prefix:name");
   }
+  restoring.cgroup_root = ":" + path;
+  return {};
 }
 
 // The bundle's config.json as the restore needs it: a cgroup of its own, and room for the GPU state
@@ -98,7 +92,7 @@ Result<void> prepare_spec(Restoring& restoring) {
     // This stays: it is where the restored container lives.
     ICEBOX_TRY(write_file_atomic(path, json_text(spec), 0600, Durable::no));
   }
-  place_tree(restoring, spec_cgroups_path(spec));
+  ICEBOX_TRY(place_tree(restoring, spec_cgroups_path(spec)));
   const auto before = spec_memory(spec);
   const std::string kept = json_text(spec);
   const std::uint64_t extra = info.gpu_bytes() + info.gpu_bytes() / 10;
@@ -132,8 +126,6 @@ std::vector<std::string> runtime_arguments(const Restoring& restoring) {
     arguments.push_back(recorded[i]);
     if (with_value) arguments.push_back(recorded[i + 1]);
   }
-  if (restoring.ignore_cgroups)
-    arguments.insert(arguments.end(), {"--manage-cgroups-mode", "ignore"});
   for (const std::string& word :
        {std::string("--image-path"), restoring.directory, std::string("--work-path"),
         restoring.work, restoring.session.id()}) {
@@ -281,9 +273,9 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
                       "once Start has answered");
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::restore, args.positional[0]));
-  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, false, {}, false};
-  restoring.directory = absolute(args.value("image-path").value_or("checkpoint"));
-  restoring.bundle = absolute(args.value("bundle").value_or(args.value("b").value_or(".")));
+  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, {}, false};
+  restoring.directory = absolute_path(args.value("image-path").value_or("checkpoint"));
+  restoring.bundle = absolute_path(args.value("bundle").value_or(args.value("b").value_or(".")));
   const auto checked = [&]() -> Result<void> {
     restoring.checkpoint = ICEBOX_TRY(read_checkpoint_directory(restoring.directory));
     restoring.criu = ICEBOX_TRY(criu::find_criu(engine.config.criu));
@@ -294,7 +286,7 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
     return checked;
   }
   if (const auto work = args.value("work-path")) {
-    restoring.work = absolute(*work);
+    restoring.work = absolute_path(*work);
     ICEBOX_TRY(make_directories(restoring.work, 0700));
   } else {
     restoring.work = ICEBOX_TRY(session.scratch("work"));

@@ -16,15 +16,12 @@
 #include "oci/base/fault.h"
 #include "oci/base/file.h"
 #include "oci/base/strings.h"
+#include "oci/json.h"
 #include "runtime-hooks/container/mounts.h"
 
 namespace icebox::container {
 namespace {
 
-using nlohmann::json;
-
-constexpr std::size_t kMaxState =
-    16 * 1024 * 1024;                           // runc's state.json holds the whole configuration
 constexpr std::size_t kMaxControl = 64 * 1024;  // one value or a few lines
 constexpr std::size_t kMaxProcesses =
     64 * 1024 * 1024;  // cgroup.procs: 4 million pids of 8 bytes fit
@@ -32,11 +29,6 @@ constexpr std::size_t kMaxProcesses =
 bool on_unified(const std::string& path) {
   struct statfs info = {};
   return ::statfs(path.c_str(), &info) == 0 && info.f_type == CGROUP2_SUPER_MAGIC;
-}
-
-std::string string_at(const json& object, const char* key) {
-  const auto found = object.find(key);
-  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
 }
 
 // Where the hierarchy that `type` and `option` select is mounted; empty when it is not.
@@ -93,21 +85,13 @@ Result<Paths> paths_by_name(const std::string& freezer_name, const std::string& 
 }
 
 // runc: "cgroup_paths" maps v1 controllers, or "" for v2, to absolute directories.
-Paths paths_from_runc(const json& state) {
-  const auto paths = state.find("cgroup_paths");
-  if (paths == state.end() || !paths->is_object()) return {};
-  const std::string freezer = string_at(*paths, "freezer");
-  if (!freezer.empty()) return {freezer, string_at(*paths, "memory")};
-  const std::string unified = string_at(*paths, "");
+Paths paths_from_runc(const Json& state) {
+  const Json* paths = json_find(state, "cgroup_paths");
+  if (paths == nullptr) return {};
+  const std::string freezer = json_string(*paths, "freezer").value_or("");
+  if (!freezer.empty()) return {freezer, json_string(*paths, "memory").value_or("")};
+  const std::string unified = json_string(*paths, "").value_or("");
   return {unified, unified};
-}
-
-// A runtime's state file. not_found when there is none.
-Result<json> read_json(const std::string& path) {
-  auto value =
-      json::parse(ICEBOX_TRY(read_file(path, kMaxState)), nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) return make_error(Code::unknown, path + " is not a JSON object");
-  return value;
 }
 
 // The lines of /proc/PID/cgroup are "id:controllers:path"; v2's is "0::path".
@@ -134,16 +118,16 @@ Result<Paths> paths_from_proc(pid_t init) {
 
 Result<Paths> find_paths(const std::string& runtime_root, const std::string& id, pid_t init) {
   const std::string directory = runtime_root + "/" + id;
-  const auto runc = read_json(directory + "/state.json");
+  const auto runc = read_json_file(directory + "/state.json");
   if (runc.ok()) {
     auto paths = paths_from_runc(*runc);
     if (!paths.freezer.empty()) return paths;
   } else if (runc.error().code != Code::not_found) {
     return runc.error();
   }
-  const auto crun = read_json(directory + "/status");
+  const auto crun = read_json_file(directory + "/status");
   if (crun.ok()) {
-    const std::string name = string_at(*crun, "cgroup-path");
+    const std::string name = json_string(*crun, "cgroup-path").value_or("");
     if (!name.empty()) return paths_by_name(name, name, name);
   } else if (crun.error().code != Code::not_found) {
     return crun.error();

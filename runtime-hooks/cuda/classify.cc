@@ -43,7 +43,7 @@ std::string explain_holder(const GpuUse& use) {
   return "it does not use the CUDA driver's library; let it close the device before the checkpoint";
 }
 
-Classification refuse(std::string reason) { return {Treatment::refuse, std::move(reason), {}}; }
+Classification refuse(std::string reason) { return {Treatment::refuse, std::move(reason)}; }
 
 }  // namespace
 
@@ -78,12 +78,6 @@ Classification classify(const GpuUse& use, RestoreThread answer) {
   }
   Classification result;
   result.treatment = Treatment::suspend;
-  if (use.cupti) {
-    result.warning =
-        name_process(use) +
-        " has a profiler (libcupti) attached, with which the driver's checkpoint is not "
-        "supported";
-  }
   return result;
 }
 

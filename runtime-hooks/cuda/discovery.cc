@@ -181,7 +181,6 @@ Result<void> read_maps(const std::string& directory, GpuUse& use) {
     const std::string_view name = base_name(path);
     if (name.starts_with("libcuda.so")) use.libcuda = path;
     if (name.starts_with("libnvidia-ml.so")) use.nvml = true;
-    if (name.starts_with("libcupti.so")) use.cupti = true;
     if (is_unsupported_device(path)) add_once(use.unsupported_devices, path);
     if (!name.starts_with("nvidia")) continue;
     if (is_device_mapping(directory, line.substr(0, line.find(' ')), path)) {

@@ -46,7 +46,6 @@ struct GpuUse {
   std::vector<std::string> nvidia_mappings;  // device nodes in maps, each once
   std::string libcuda;                       // mapped libcuda.so* (path), empty if none
   bool nvml = false;                         // libnvidia-ml.so* is mapped
-  bool cupti = false;                        // libcupti.so* is mapped: a profiler is attached
   /// Device nodes the driver cannot save: RDMA verbs, GPUDirect (gdrdrv, nvidia-fs).
   std::vector<std::string> unsupported_devices;
 
@@ -81,8 +80,7 @@ enum class Treatment { ignore, suspend, refuse };
 
 struct Classification {
   Treatment treatment = Treatment::ignore;
-  std::string reason;   // for refuse: names pid and command line, and the way out
-  std::string warning;  // may be set with suspend (profiler attached); empty otherwise
+  std::string reason;  // for refuse: names pid and command line, and the way out
 };
 
 /// Decides what to do with a process. Pure.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime-hooks/runtime/args.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <climits>
 #include <cstdlib>
+
+#include "oci/base/file.h"
 
 namespace icebox::engine {
 namespace {
@@ -58,13 +57,6 @@ Result<Option> take_option(const std::vector<std::string>& args, std::size_t& at
 
 bool is_option(const std::string& word) { return word.size() > 1 && word[0] == '-'; }
 
-std::string absolute(const std::string& path) {
-  if (path.starts_with("/")) return path;
-  char buffer[PATH_MAX];
-  if (::getcwd(buffer, sizeof buffer) == nullptr) return path;
-  return std::string(buffer) + "/" + path;
-}
-
 }  // namespace
 
 bool CommandArgs::has(std::string_view name) const {
@@ -91,7 +83,7 @@ Result<Invocation> parse_invocation(const std::vector<std::string>& args,
     invocation.global.insert(invocation.global.end(),
                              args.begin() + static_cast<std::ptrdiff_t>(first),
                              args.begin() + static_cast<std::ptrdiff_t>(at));
-    if (option.name == "root" && option.value) invocation.root = absolute(*option.value);
+    if (option.name == "root" && option.value) invocation.root = absolute_path(*option.value);
     if (option.name == "log" && option.value) invocation.log_file = *option.value;
     if (option.name == "log-format") invocation.log_json = option.value == "json";
     if (option.name == "debug") invocation.debug = option.value != "false";

@@ -74,6 +74,13 @@ TEST_F(FileTest, NeverRemovesAcrossAMount) {
   EXPECT_EQ(::umount(path("tree/mounted").c_str()), 0);
 }
 
+TEST(AbsolutePath, IsBehindTheWorkingDirectoryWhenRelative) {
+  EXPECT_EQ(absolute_path("/a/../b"), "/a/../b");
+  const auto here = read_link("/proc/self/cwd");
+  ASSERT_TRUE(here.ok());
+  EXPECT_EQ(absolute_path("a/b"), *here + "/a/b");
+}
+
 TEST_F(FileTest, FindsProgramsInPath) {
   EXPECT_TRUE(find_program("sh").ok());
   const auto missing = find_program("no-such-program-here");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "oci/base/subprocess.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -57,6 +58,15 @@ TEST(Spawn, NamesAProgramThatCannotBeExecuted) {
   const auto child = spawn({.argv = {"true"}, .cwd = "/no/such/directory"});
   ASSERT_FALSE(child.ok());
   EXPECT_NE(child.error().message.find("working directory"), std::string::npos);
+}
+
+TEST(Spawn, TellsOfAFailedExecWhateverNumbersTheChildIsGiven) {
+  // One of them is the number of the pipe over which the child tells: it must not be lost.
+  const auto null = open_file("/dev/null", O_RDWR);
+  ASSERT_TRUE(null.ok());
+  Command command = {.argv = {"/no/such/program"}};
+  for (int fd = 3; fd < 32; ++fd) command.fds.emplace_back(null->get(), fd);
+  EXPECT_FALSE(spawn(command).ok());
 }
 
 TEST(Spawn, HidesItsMountsFromTheHost) {

@@ -96,16 +96,6 @@ TEST(Classify, RdmaWithoutAGpuIsNotOurs) {
   EXPECT_EQ(classify(use, RestoreThread::unknown).treatment, Treatment::ignore);
 }
 
-TEST(Classify, AProfilerIsAWarning) {
-  GpuUse use = process();
-  use.libcuda = "/usr/lib/libcuda.so.1";
-  EXPECT_THAT(classify(use, RestoreThread::found).warning, IsEmpty());
-  use.cupti = true;
-  const Classification result = classify(use, RestoreThread::found);
-  EXPECT_EQ(result.treatment, Treatment::suspend);
-  EXPECT_THAT(result.warning, HasSubstr("libcupti"));
-}
-
 TEST(RestoreThreadAnswer, OnlyACleanNoIsANo) {
   Outcome outcome;
   outcome.ending = Ending::ok;

@@ -130,12 +130,10 @@ TEST_F(FakeProc, LibrariesAreSeenInTheMappings) {
   write(
       "maps",
       "7f0000000000-7f0000001000 r-xp 00000000 08:01 13   /usr/lib/my libs/libcuda.so.580.159.04\n"
-      "7f0000001000-7f0000002000 r-xp 00000000 08:01 14   /usr/lib/libnvidia-ml.so.1 (deleted)\n"
-      "7f0000002000-7f0000003000 r-xp 00000000 08:01 15   /opt/cupti/libcupti.so.13\n");
+      "7f0000001000-7f0000002000 r-xp 00000000 08:01 14   /usr/lib/libnvidia-ml.so.1 (deleted)\n");
   const GpuUse use = inspect();
   EXPECT_EQ(use.libcuda, "/usr/lib/my libs/libcuda.so.580.159.04");
   EXPECT_TRUE(use.nvml);
-  EXPECT_TRUE(use.cupti);
   EXPECT_TRUE(use.uses_gpu());
   EXPECT_FALSE(use.holds_device());
 }
