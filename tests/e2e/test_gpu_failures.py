@@ -48,17 +48,17 @@ def refused(box, *words: str, reference: str = "checkpoint:refused") -> str:
 
 
 @pytest.mark.both_cgroups
-def test_lock_that_does_not_drain(counting):
+def test_lock_that_does_not_drain(node, counting):
     box, counter = counting
-    with goes_on(box, counter):
+    with goes_on(box, counter), node.config(lock_timeout_ms=2000):
         gpu.set_knobs(box, "lock=busy")
         refused(box, "CUDA could not be locked", f"process {box.pid}", "lock_timeout_ms")
 
 
-def test_lock_that_hangs(counting):
+def test_lock_that_hangs(node, counting):
     """The driver does not answer at all: told after the lock's time and the undo's, and undone when it wakes up."""
     box, counter = counting
-    with goes_on(box, counter):
+    with goes_on(box, counter), node.config(lock_timeout_ms=2000):
         gpu.set_knobs(box, "lock=hang")
         start = time.monotonic()
         refused(box, "CUDA could not be locked", f"process {box.pid}", "did not answer", "lock_timeout_ms")

@@ -102,6 +102,28 @@ TEST_P(HoldTest, without_the_hold_user_threads_run) {
   expect_frozen_and_free(cgroup);
 }
 
+TEST_P(HoldTest, everything_runs_once_the_work_lets_it) {
+  const Cgroup cgroup = container_.cgroup();
+  container_.start([&] { run_busy_with_driver(*board_, 3); });
+  container_.start([&] { run_busy(*board_, 2); }, container_.make_child("child"));
+  ASSERT_TRUE(all_move(*board_, 3));
+  freeze(cgroup);
+  const auto before = snapshot(*board_);
+  const auto done = with_only_driver_threads(
+      cgroup, {board_->driver_tid}, [&](HeldThreads& held) -> Result<void> {
+        EXPECT_EQ(snapshot(*board_), before) << "before";
+        held.let_all_run();
+        EXPECT_TRUE(all_move(*board_, 3)) << "after";
+        EXPECT_TRUE(driver_moves(*board_, kSomeTime)) << "the driver thread stands still";
+        return {};
+      });
+  EXPECT_TRUE(done.ok()) << done.error().message;
+  expect_frozen_and_free(cgroup);
+  hold_and_compare(cgroup, *board_);
+  ASSERT_TRUE(cgroup.thaw().ok());
+  EXPECT_TRUE(all_move(*board_, 3));
+}
+
 TEST_P(HoldTest, holds_again_and_again_while_paused) {
   const Cgroup cgroup = container_.cgroup();
   container_.start([&] { run_busy_with_driver(*board_, 3); });

@@ -181,6 +181,30 @@ TEST(AgentCycle, ProgressIsReportedWhileACheckpointRuns) {
   EXPECT_GT(times[1], times[0]);
 }
 
+TEST(AgentCycle, ACheckpointIsGivenUpWhenItsProgressSaysSo) {
+  const SimHost host;
+  Sample counter(host);
+  const std::string token = counter.ask("inc")["token"];
+  const std::vector<Target> targets = {counter.target()};
+  {
+    GpuAgent agent = host.agent();
+    expect_state(agent.lock(targets, kLockTime), ProcessState::locked);
+    counter.set_knobs("checkpoint=hang\n");
+    const auto given_up = agent.checkpoint(targets, [](milliseconds) { return false; });
+    ASSERT_FALSE(given_up.ok());
+    EXPECT_EQ(given_up.error().code, Code::deadline_exceeded);
+    EXPECT_THAT(given_up.error().message, HasSubstr("given up"));
+    EXPECT_FALSE(agent.states(targets).ok()) << "it is of no more use";
+  }
+  // That agent lives until the driver is done, which is not cut short.
+  counter.set_knobs("");
+  GpuAgent agent = host.agent();
+  expect_state(agent.states(targets), ProcessState::checkpointed);
+  expect_state(agent.restore(targets), ProcessState::locked);
+  expect_state(agent.unlock(targets), ProcessState::running);
+  EXPECT_EQ(counter.ask("inc")["token"], token);
+}
+
 TEST(AgentCycle, DescribesDriverAndGpus) {
   const SimHost host("gpus=2\ngpu.1.name=Odd GPU\ngpu.1.persistence=0\ngpu.1.compute=8.6\n");
   GpuAgent agent = host.agent();

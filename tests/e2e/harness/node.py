@@ -303,7 +303,7 @@ class Node:
         values: dict[str, str | int] = {"criu": str(paths.criu()), "state_dir": str(self.state_dir),
                                         "libcuda": str(self.cuda / "libcuda.so.1"),
                                         "libnvidia_ml": str(self.cuda / "libnvidia-ml.so.1"),
-                                        "lock_timeout_ms": 2000, "driver_timeout_ms": 60000, **settings}
+                                        **settings}
         self.config_file.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
 
     @contextlib.contextmanager
