@@ -7,8 +7,8 @@
 
 namespace icebox::engine {
 
-// Whether the process named runs or could run: false for one that is gone, is a zombie, or was never
-// named.
+// Whether the process named runs or could run: false for one that is gone, is a zombie, or was
+// never named.
 bool is_alive(const ProcessName& name);
 
 // Takes a container back to where it was before the operation in the session's journal: running, or
