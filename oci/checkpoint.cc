@@ -140,6 +140,10 @@ Result<std::map<std::string, std::uint64_t>> scan_files(const std::string& direc
 }
 
 Result<void> check_files(const std::string& directory, const CheckpointInfo& info) {
+  if (!info.files.contains("inventory.img")) {
+    return make_error(Code::invalid_argument,
+                      std::string(kCheckpointFile) + " lists no inventory.img of CRIU");
+  }
   for (const auto& [name, size] : info.files) {
     if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
       return make_error(
@@ -237,9 +241,10 @@ Result<CheckpointInfo> checkpoint_from_json(const Json& document) {
   info.gpus = ICEBOX_TRY(list_from_json<CheckpointGpu>(gpu, "devices", gpu_from_json));
   info.processes =
       ICEBOX_TRY(list_from_json<CheckpointProcess>(gpu, "processes", process_from_json));
-  if (info.gpu_state == "none" && !info.processes.empty()) {
+  if ((info.gpu_state == "none") != info.processes.empty()) {
     return make_error(Code::invalid_argument,
-                      "lists CUDA processes but says that there is no GPU state");
+                      "says that the GPU state is '" + info.gpu_state + "' but lists " +
+                          std::to_string(info.processes.size()) + " CUDA processes");
   }
   info.dump_options = ICEBOX_TRY(json_strings(document, "dump_options"));
   ICEBOX_TRY(check_dump_options(info.dump_options));
@@ -274,6 +279,8 @@ Result<CheckpointDirectory> read_checkpoint_directory(const std::string& directo
 
 Result<void> begin_checkpoint(const std::string& directory) {
   ICEBOX_TRY(make_directories(directory, 0700));
+  // CRIU writes through whatever has the name of one of its files.
+  ICEBOX_TRY(scan_files(directory));
   ICEBOX_TRY(write_file_atomic(directory + "/" + kPartialCheckpointFile, "", 0600, Durable::no));
   const std::string sealed = directory + "/" + kCheckpointFile;
   if (::unlink(sealed.c_str()) != 0 && errno != ENOENT) return errno_error(sealed);

@@ -121,9 +121,7 @@ container_flags() {
 # A file system namespace of our own: what the demo mounts is gone with it, and in simulated mode /dev gets a node.
 prepare_namespace() {
   mkdir -p /run/containerd "$work"/{run,tmp,icebox,dev}
-  chmod 1777 "$work/tmp"
   mount --bind "$work/run" /run/containerd
-  mount --bind "$work/tmp" /tmp
   if [[ $mode == simulated ]]; then
     mount -t tmpfs -o mode=755,size=1m devices "$work/dev"
     cp -ax /dev/. "$work/dev/"
@@ -151,7 +149,8 @@ start_containerd() {
 	[grpc]
 	  address = "$work/containerd.sock"
 	END
-  PATH=$BIN:$PATH ICEBOX_CONFIG=$work/icebox.toml containerd --config "$work/containerd.toml" \
+  # containerd keeps a checkpoint below the first of XDG_RUNTIME_DIR and TMPDIR that is set.
+  env -u XDG_RUNTIME_DIR PATH="$BIN:$PATH" TMPDIR="$work/tmp" ICEBOX_CONFIG="$work/icebox.toml" containerd --config "$work/containerd.toml" \
     >"$work/containerd.log" 2>&1 </dev/null &
   containerd_pid=$!
   wait_for 100 ctr_ version || fail "containerd does not start: $(tail -n 1 "$work/containerd.log")"
@@ -216,6 +215,7 @@ main() {
     demo "$2"
     return
   fi
+  if (($# > 0)); then die "it takes no arguments (given: $*)"; fi
   scripts/setup.sh
   say "building (build/release)"
   build_release >/dev/null

@@ -94,7 +94,8 @@ Result<std::string> read_all(int fd, std::size_t max_bytes) {
 }
 
 Result<std::string> read_file(const std::string& path, std::size_t max_bytes) {
-  const auto fd = ICEBOX_TRY(open_file(path, O_RDONLY));
+  // Non-blocking: a pipe of that name, which nobody writes to, must not hold us up.
+  const auto fd = ICEBOX_TRY(open_file(path, O_RDONLY | O_NONBLOCK));
   return read_all(fd.get(), max_bytes).context(path);
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <system_error>
 #include <thread>
 
 #include <nlohmann/json.hpp>
@@ -18,6 +19,7 @@
 #include "runtime-hooks/checkpoint/gpu_hold.h"
 #include "runtime-hooks/checkpoint/operations.h"
 #include "runtime-hooks/checkpoint/rollback.h"
+#include "runtime-hooks/container/task_state.h"
 #include "runtime-hooks/criu/criu.h"
 
 namespace icebox::engine {
@@ -125,6 +127,19 @@ Result<void> check_network_lock(const ContainerView& view) {
   return {};
 }
 
+// On cgroup v1 a CRIU that seizes a stopped process of a frozen container waits for ever.
+Result<void> check_none_stopped(const std::vector<container::Process>& processes) {
+  for (const auto& process : processes) {
+    const auto task = container::read_task_state(process.pid, process.pid);
+    if (!task.ok() || (task->state != 'T' && !task->wchan.starts_with("do_signal_stop"))) continue;
+    return make_error(Code::failed_precondition,
+                      "process " + std::to_string(process.pid) + " (" + process.command_line +
+                          ") is stopped by a signal, which CRIU cannot save on cgroup v1: send it "
+                          "SIGCONT and try again");
+  }
+  return {};
+}
+
 // What makes a checkpoint impossible and can be found out by looking only. Done before the
 // container is touched, and once more when it is frozen, because processes may have come in
 // between.
@@ -147,6 +162,7 @@ Result<std::vector<Surveyed>> preflight(Dump& dump) {
                           " (pid " + std::to_string(process.tracer) +
                           "): end the tracer and try again");
   }
+  if (!dump.view.cgroup.unified()) ICEBOX_TRY(check_none_stopped(processes));
   const auto targets = targets_in(surveyed);
   for (const auto& process :
        ICEBOX_TRY(container::not_descending_from(dump.view.init.pid, processes))) {
@@ -263,13 +279,19 @@ Result<void> look_again(Dump& dump) {
 // files are synced on a second thread (the thread hold is bound to this one).
 Result<void> sync_and_resume(Dump& dump, bool leave_running) {
   Result<void> synced;
-  std::thread worker([&] { synced = sync_checkpoint_files(dump.directory, dump.info); });
+  const auto sync = [&] { synced = sync_checkpoint_files(dump.directory, dump.info); };
+  std::thread worker;
+  try {
+    worker = std::thread(sync);
+  } catch (const std::system_error&) {
+    sync();  // no thread to be had: one after the other then
+  }
   Result<void> resumed;
   if (leave_running && !dump.session.journal().targets.empty()) {
     resumed = dump.session.enter("restore_gpu");
     if (resumed.ok()) resumed = resume_gpu(dump.session, dump.view.cgroup, {});
   }
-  worker.join();
+  if (worker.joinable()) worker.join();
   if (!synced.ok()) return synced;
   if (resumed.ok() && dump.session.others_ran() && dump.paused_before)
     return ran_while_paused(dump);
@@ -352,7 +374,7 @@ Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
     }
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::checkpoint, args.positional[0]));
-  const auto view = ICEBOX_TRY(look_up(engine, session.id()));
+  const auto view = ICEBOX_TRY(look_up(session));
   if (session.journal().suspended) {
     return make_error(Code::failed_precondition,
                       "the CUDA state of container " + session.id() +
@@ -367,6 +389,7 @@ Result<void> checkpoint(Engine& engine, const CommandArgs& args) {
   const auto host = ICEBOX_TRY(read_host_facts());
   const auto surveyed = ICEBOX_TRY(preflight(dump));
   if (dump.paused_before) ICEBOX_TRY(check_paused_by_us(session, surveyed));
+  forget_dead_targets(session);  // one may have been killed while it was paused
   describe_host(dump, host);
   ICEBOX_TRY(begin_checkpoint(dump.directory));
   if (const auto work = args.value("work-path")) {

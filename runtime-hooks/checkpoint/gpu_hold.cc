@@ -32,6 +32,14 @@ std::vector<cuda::Target> newcomers(const std::vector<cuda::Target>& found,
 // every process that may be locked.
 Result<void> lock_targets(Session& session, const std::vector<cuda::Target>& targets,
                           steady_clock::time_point deadline) {
+  for (const auto& target : targets) {
+    const auto process = container::read_process(target.pid);
+    if (!process.ok() || process->state != 'T') continue;
+    return make_error(Code::failed_precondition,
+                      "process " + std::to_string(target.pid) + " (" + process->command_line +
+                          ") is stopped by a signal, and CUDA can be locked only in one that runs: "
+                          "send it SIGCONT first");
+  }
   auto& held = session.journal().targets;
   held.insert(held.end(), targets.begin(), targets.end());
   ICEBOX_TRY(session.save());
@@ -116,9 +124,11 @@ Result<void> check_devices_released(const container::Cgroup& cgroup) {
 cuda::GpuAgent::Progress patience(Session& session, container::HeldThreads& held,
                                   std::uint64_t gpu_bytes) {
   const auto limit = session.driver_patience(gpu_bytes);
-  return [&session, &held, limit](milliseconds elapsed) {
+  // What has not been brought back in full must not run: a restore fails and ends it.
+  const bool may_run = session.journal().operation != OperationKind::restore;
+  return [&session, &held, limit, may_run](milliseconds elapsed) {
     if (elapsed < limit) return true;
-    if (!session.others_ran()) {
+    if (may_run && !session.others_ran()) {
       log::warn("the driver does not come back: the container's other threads are let go",
                 {{"id", session.id()}, {"ms", std::to_string(elapsed.count())}});
       session.note_others_ran();
@@ -144,15 +154,17 @@ Result<void> drive(Session& session, const container::Cgroup& cgroup, std::uint6
                           failure + ": " + cuda::describe_failures(outcomes));
       });
   if (!session.driver_stuck()) return done;
+  const std::string waited = failure + " within " +
+                             std::to_string(2 * session.driver_patience(gpu_bytes).count()) +
+                             " ms (twice driver_timeout_ms and what the device memory takes)";
+  if (session.journal().operation == OperationKind::restore)
+    return make_error(Code::deadline_exceeded, waited);
   session.journal().phase = "stuck";
   ICEBOX_TRY(session.save());
   if (!session.journal().was_paused) ICEBOX_TRY(cgroup.thaw());
-  return make_error(
-      Code::deadline_exceeded,
-      failure + " within " + std::to_string(2 * session.driver_patience(gpu_bytes).count()) +
-          " ms (driver_timeout_ms, twice), although all threads of the container could run "
-          "for half of it; " +
-          way_out_of_driver(session.journal().targets));
+  return make_error(Code::deadline_exceeded,
+                    waited + ", although all threads of the container could run for half of it; " +
+                        way_out_of_driver(session.journal().targets));
 }
 
 std::uint64_t room_for(std::uint64_t gpu_bytes) {
@@ -244,8 +256,11 @@ Result<void> with_driver_threads(Session& session, const container::Cgroup& cgro
 
 Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup,
                          std::uint64_t gpu_bytes) {
-  session.journal().memory_limits = ICEBOX_TRY(cgroup.raise_memory_limit(room_for(gpu_bytes)));
-  ICEBOX_TRY(session.save());
+  ICEBOX_TRY(cgroup.raise_memory_limit(room_for(gpu_bytes),
+                                       [&](const std::vector<container::SavedLimit>& limits) {
+                                         session.journal().memory_limits = limits;
+                                         return session.save();
+                                       }));
   ICEBOX_TRY(drive(session, cgroup, gpu_bytes, "the driver could not suspend CUDA",
                    [&](cuda::GpuAgent& agent, const cuda::GpuAgent::Progress& progress) {
                      return agent.checkpoint(session.journal().targets, progress);
@@ -261,8 +276,9 @@ Result<void> resume_gpu(Session& session, const container::Cgroup& cgroup,
                    [&](cuda::GpuAgent& agent, const cuda::GpuAgent::Progress& progress) {
                      return agent.restore(session.journal().targets, gpu_map, progress);
                    }));
-  const auto limits = std::exchange(session.journal().memory_limits, {});
-  ICEBOX_TRY(container::Cgroup::restore_limits(limits).context("memory limit"));
+  ICEBOX_TRY(
+      container::Cgroup::restore_limits(session.journal().memory_limits).context("memory limit"));
+  session.journal().memory_limits.clear();
   return session.save();
 }
 

@@ -50,7 +50,8 @@ Result<void> lock_and_freeze(Session& session, const container::Cgroup& cgroup);
 // container's other threads back for as long again (Session::others_ran(): it may need what one of
 // them holds). After that it is given up (deadline_exceeded, Session::driver_stuck()): the journal
 // stays with the phase "stuck", a container that was running runs on, a paused one stays paused;
-// the next command for the container tries to bring CUDA back.
+// the next command for the container tries to bring CUDA back. In a restore nothing may run before
+// all is back: no thread is let go, and roll_back() ends it.
 Result<void> suspend_gpu(Session& session, const container::Cgroup& cgroup,
                          std::uint64_t gpu_bytes);
 

@@ -184,12 +184,13 @@ Result<UniqueFd> ContainerState::lock_within(std::chrono::milliseconds timeout) 
 
 Result<std::optional<Journal>> ContainerState::read() const {
   const auto document = read_json_file(path(kJournalFile));
-  if (!document.ok()) {
-    if (document.error().code == Code::not_found) return std::optional<Journal>();
-    return document.error();
-  }
-  return std::optional<Journal>(
-      ICEBOX_TRY(journal_from_json(*document).context(path(kJournalFile))));
+  if (!document.ok() && document.error().code == Code::not_found) return std::optional<Journal>();
+  auto journal = document.ok() ? journal_from_json(*document).context(path(kJournalFile))
+                               : Result<Journal>(document.error());
+  if (journal.ok()) return std::optional<Journal>(std::move(journal).value());
+  Error error = std::move(journal).error();
+  error.message += "; end the container with kill -9, then remove that file";
+  return error;
 }
 
 Result<void> ContainerState::write(const Journal& journal) const {

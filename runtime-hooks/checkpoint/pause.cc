@@ -12,7 +12,7 @@ Result<void> resume_held(Session& session, const ContainerView& view) {
   journal.init = {view.init.pid, view.init.start_time};
   if (journal.suspended) {
     ICEBOX_TRY(session.enter("restore_gpu"));
-    ICEBOX_TRY(resume_gpu(session, view.cgroup, {}));
+    ICEBOX_TRY(restore_suspended(session, view.cgroup));
     journal.suspended = false;
   }
   ICEBOX_TRY(session.enter("thaw"));
@@ -29,7 +29,7 @@ Result<void> pause(Engine& engine, const CommandArgs& args) {
   if (session.was_held())
     return make_error(Code::failed_precondition,
                       "container " + session.id() + " is already paused");
-  const auto view = ICEBOX_TRY(look_up(engine, session.id()));
+  const auto view = ICEBOX_TRY(look_up(session));
   if (view.state.status != "running") {
     return make_error(Code::failed_precondition,
                       "container " + session.id() + " is " + view.state.status + ", not running");
@@ -57,7 +57,7 @@ Result<void> resume(Engine& engine, const CommandArgs& args) {
     ICEBOX_TRY(session.finish());
     return make_error(Code::failed_precondition, "container " + session.id() + " has ended");
   }
-  const auto view = ICEBOX_TRY(look_up(engine, session.id()));
+  const auto view = ICEBOX_TRY(look_up(session));
   if (session.was_held()) {
     const auto resumed = resume_held(session, view);
     if (!resumed.ok() && session.journal().suspended && !session.driver_stuck()) {

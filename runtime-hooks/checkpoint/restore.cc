@@ -30,15 +30,16 @@ constexpr std::size_t kMaxLog = 64 * 1024 * 1024;
 struct Restoring {
   Session& session;
   const CommandArgs& args;
-  std::string directory;
-  std::string bundle;
-  std::string work;
-  CheckpointDirectory checkpoint;
-  criu::Criu criu;
-  std::vector<cuda::GpuPair> gpu_map;
-  std::string cgroup_root;   // CRIU's --cgroup-root (v2), empty: the runtime tells it
-  SpecMemory memory_before;  // set when the limit was raised for the restore
-  bool memory_raised = false;
+  std::string directory{};
+  std::string bundle{};
+  std::string work{};
+  CheckpointDirectory checkpoint{};
+  criu::Criu criu{};
+  std::vector<cuda::GpuPair> gpu_map{};
+  std::string cgroup_root{};      // CRIU's --cgroup-root (v2), empty: the runtime tells it
+  std::string spec_afterwards{};  // config.json for the life after the restore
+  SpecMemory memory_before{};     // what it says of memory
+  bool memory_raised = false;     // for the restore
 
   [[nodiscard]] bool has_gpu() const { return !checkpoint.info.processes.empty(); }
 };
@@ -86,26 +87,22 @@ Result<void> prepare_spec(Restoring& restoring) {
   const auto text = ICEBOX_TRY(read_file(path, kMaxSpec));
   auto spec = ICEBOX_TRY(parse_json(text, path));
   const CheckpointInfo& info = restoring.checkpoint.info;
-  if (const auto moved = rewritten_cgroups_path(spec_cgroups_path(spec), info.cgroups_path,
-                                                info.container_id, restoring.session.id())) {
-    ICEBOX_TRY(set_spec_cgroups_path(spec, *moved));
-    // This stays: it is where the restored container lives.
-    ICEBOX_TRY(write_file_atomic(path, json_text(spec), 0600, Durable::no));
-  }
+  const auto moved = rewritten_cgroups_path(spec_cgroups_path(spec), info.cgroups_path,
+                                            info.container_id, restoring.session.id());
+  if (moved) ICEBOX_TRY(set_spec_cgroups_path(spec, *moved));
   ICEBOX_TRY(place_tree(restoring, spec_cgroups_path(spec)));
-  const auto before = spec_memory(spec);
-  const std::string kept = json_text(spec);
+  // The new cgroup stays: it is where the restored container lives. The memory does not.
+  restoring.spec_afterwards = moved ? json_text(spec) : text;
+  restoring.memory_before = spec_memory(spec);
   const std::uint64_t extra = info.gpu_bytes() + info.gpu_bytes() / 10;
-  if (extra == 0 || !raise_spec_memory(spec, extra)) return {};
+  restoring.memory_raised = extra > 0 && raise_spec_memory(spec, extra);
+  if (!moved && !restoring.memory_raised) return {};
   Journal& journal = restoring.session.journal();
   journal.bundle = restoring.bundle;
   journal.original_spec = restoring.session.state().path("config.json");
-  ICEBOX_TRY(write_file_atomic(journal.original_spec, kept, 0600, Durable::no));
+  ICEBOX_TRY(write_file_atomic(journal.original_spec, text, 0600, Durable::no));
   ICEBOX_TRY(restoring.session.save());
-  ICEBOX_TRY(write_file_atomic(path, json_text(spec), 0600, Durable::no));
-  restoring.memory_before = before;
-  restoring.memory_raised = true;
-  return {};
+  return write_file_atomic(path, json_text(spec), 0600, Durable::no);
 }
 
 // The caller's own words, plus the dump options that it does not give.
@@ -220,10 +217,9 @@ void put_limit_back(Restoring& restoring) {
       std::this_thread::sleep_for(
           std::chrono::milliseconds(100));  // uncharging lags behind unmapping
   }
-  const auto text = read_file(session.journal().original_spec, kMaxSpec);
-  if (text.ok() && done.ok()) {
-    const auto written =
-        write_file_atomic(restoring.bundle + "/config.json", *text, 0600, Durable::no);
+  if (done.ok()) {
+    const auto written = write_file_atomic(restoring.bundle + "/config.json",
+                                           restoring.spec_afterwards, 0600, Durable::no);
     if (!written.ok()) done = written.error();
   }
   if (done.ok()) return;
@@ -232,14 +228,36 @@ void put_limit_back(Restoring& restoring) {
       {{"id", session.id()}, {"error", done.error().message}});
 }
 
+// A checkpoint without its icebox.json, or with less in it than there was, must not come back as if
+// it were complete: CUDA of the processes that it does not name would stay suspended for ever.
+Result<void> check_none_forgotten(Session& session, const ContainerView& view) {
+  std::vector<cuda::Target> others = targets_in(ICEBOX_TRY(survey_gpu_use(session, view.cgroup)));
+  std::erase_if(others, [&](const cuda::Target& target) {
+    const auto& known = session.journal().targets;
+    return std::find(known.begin(), known.end(), target) != known.end();
+  });
+  if (others.empty()) return {};
+  const auto process = container::read_process(others[0].pid);
+  return make_error(Code::failed_precondition,
+                    "process " + std::to_string(others[0].pid) +
+                        (process.ok() ? " (" + process->command_line + ")" : "") +
+                        " of the checkpoint uses CUDA, which its " + std::string(kCheckpointFile) +
+                        " does not say: the checkpoint is not complete, copy or take it again");
+}
+
 // From the frozen tree that CRIU left to a running container.
 Result<void> bring_to_life(Restoring& restoring) {
   Session& session = restoring.session;
-  const auto view = ICEBOX_TRY(look_up(session.engine(), session.id()));
+  const auto view = ICEBOX_TRY(look_up(session));
   session.journal().init = {view.init.pid, view.init.start_time};
   ICEBOX_TRY(session.enter("find"));
   ICEBOX_TRY(view.cgroup.wait_frozen(kFreezeTimeout));
   session.journal().targets = ICEBOX_TRY(find_targets(restoring, view));
+  for (const auto& process : restoring.checkpoint.info.processes) {
+    for (const auto& [uuid, bytes] : process.gpu_bytes_by_uuid)
+      session.journal().gpu_bytes[uuid] += bytes;
+  }
+  ICEBOX_TRY(check_none_forgotten(session, view));
   ICEBOX_TRY(session.enter("restore_gpu"));
   ICEBOX_TRY(resume_gpu(session, view.cgroup, restoring.gpu_map));
   if (session.state().killed())
@@ -258,7 +276,13 @@ Result<void> make(Restoring& restoring) {
   ICEBOX_TRY(prepare_spec(restoring));
   ICEBOX_TRY(session.enter("criu"));
   ICEBOX_TRY(run_criu(restoring));
-  if (restoring.has_gpu()) ICEBOX_TRY(bring_to_life(restoring));
+  if (restoring.has_gpu()) {
+    ICEBOX_TRY(bring_to_life(restoring));
+  } else {
+    const auto view = ICEBOX_TRY(look_up(session));
+    session.journal().init = {view.init.pid, view.init.start_time};
+    ICEBOX_TRY(check_none_forgotten(session, view));
+  }
   if (session.state().killed())
     return make_error(Code::cancelled, "the container was killed while it was being restored");
   return session.finish();
@@ -273,7 +297,20 @@ Result<void> restore(Engine& engine, const CommandArgs& args) {
                       "once Start has answered");
   }
   auto session = ICEBOX_TRY(Session::open(engine, OperationKind::restore, args.positional[0]));
-  Restoring restoring = {session, args, {}, {}, {}, {}, {}, {}, {}, {}, false};
+  // Before anything is written: whatever fails from here on ends what has this id.
+  const auto existing = engine.runtime.state(session.id());
+  if (existing.ok()) {
+    return make_error(Code::already_exists, "container " + session.id() +
+                                                " exists already and is " + existing->status +
+                                                ": delete it, or restore under another id");
+  }
+  if (existing.error().code != Code::not_found) return existing.error().context("restore");
+  if (session.was_held()) {
+    // What is left of a container that is gone.
+    session.journal() = Journal();
+    session.journal().operation = OperationKind::restore;
+  }
+  Restoring restoring = {session, args};
   restoring.directory = absolute_path(args.value("image-path").value_or("checkpoint"));
   restoring.bundle = absolute_path(args.value("bundle").value_or(args.value("b").value_or(".")));
   const auto checked = [&]() -> Result<void> {

@@ -33,12 +33,14 @@ void sleep_ms(long ms) {
   ::nanosleep(&pause, nullptr);
 }
 
-// Processes that trace one of the container's processes.
+// CRIUs that trace one of the container's processes. A debugger is nobody's leftover.
 Result<std::set<pid_t>> tracers_of(const container::Cgroup& cgroup) {
   std::set<pid_t> tracers;
   const auto pids = ICEBOX_TRY(cgroup.processes());
   for (const auto& process : ICEBOX_TRY(container::read_processes(pids))) {
-    if (process.tracer != 0) tracers.insert(process.tracer);
+    if (process.tracer == 0) continue;
+    const auto tracer = container::read_process(process.tracer);
+    if (tracer.ok() && tracer->comm == "criu") tracers.insert(process.tracer);
   }
   return tracers;
 }
@@ -52,27 +54,32 @@ std::vector<cuda::Target> in_state(const std::vector<cuda::Outcome>& outcomes,
   return result;
 }
 
-// Targets that are gone need no undo.
-void forget_dead_targets(Session& session) {
-  std::erase_if(session.journal().targets, [](const cuda::Target& target) {
-    return !is_alive({target.pid, target.start_time});
-  });
+// The driver is busy with it, or an earlier look at it has not come back.
+bool unsettled(const cuda::Outcome& outcome) {
+  return outcome.ending == cuda::Ending::no_answer || outcome.ending == cuda::Ending::refused ||
+         outcome.state == cuda::ProcessState::busy;
 }
 
 // With the container thawed: whoever is LOCKED goes on.
 Result<void> unlock_locked(Session& session) {
   forget_dead_targets(session);
   if (session.journal().targets.empty()) return {};
+  // A Lock whose engine or agent died is carried out all the same, by when it would have been given
+  // up at the latest; what is not known until then stays in the journal for the next command.
+  const auto deadline = steady_clock::now() + session.engine().config.lock_timeout + kStateDeadline;
   auto* agent = ICEBOX_TRY(session.agent());
-  const auto states = ICEBOX_TRY(agent->states(session.journal().targets));
+  auto states = ICEBOX_TRY(agent->states(session.journal().targets, kStateDeadline));
+  while (std::any_of(states.begin(), states.end(), unsettled)) {
+    if (steady_clock::now() >= deadline) {
+      session.note_driver_stuck();
+      return make_error(Code::unavailable, "whether CUDA is still locked cannot be told: " +
+                                               cuda::describe_failures(states));
+    }
+    sleep_ms(200);
+    states = ICEBOX_TRY(agent->states(session.journal().targets, kStateDeadline));
+  }
   session.journal().targets = in_state(states, cuda::ProcessState::locked);
   return unlock_gpu(session);
-}
-
-// The driver is busy with it, or an earlier look at it has not come back.
-bool unsettled(const cuda::Outcome& outcome) {
-  return outcome.ending == cuda::Ending::no_answer || outcome.ending == cuda::Ending::refused ||
-         outcome.state == cuda::ProcessState::busy;
 }
 
 // The driver's states, asked again while a process is still on its way: the agent of an engine that
@@ -102,23 +109,15 @@ Result<std::vector<cuda::Outcome>> settled_states(Session& session, container::H
   }
 }
 
-// With the container frozen: whoever is CHECKPOINTED goes back on the GPU.
-Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup) {
-  forget_dead_targets(session);
-  if (session.journal().targets.empty()) return {};
-  const auto all = session.journal().targets;
-  std::vector<cuda::Target> suspended;
-  ICEBOX_TRY(
-      with_driver_threads(session, cgroup, [&](container::HeldThreads& held) -> Result<void> {
-        const auto states = ICEBOX_TRY(settled_states(session, held));
-        suspended = in_state(states, cuda::ProcessState::checkpointed);
-        return {};
-      }));
-  if (suspended.empty()) return {};
-  session.journal().targets = suspended;
-  const auto restored = resume_gpu(session, cgroup, {});
-  session.journal().targets = all;
-  return restored;
+// A limit that cannot be put back is worth a loud line, not a failed undo.
+Result<void> put_limits_back(Session& session) {
+  const auto limits = std::exchange(session.journal().memory_limits, {});
+  const auto limited = container::Cgroup::restore_limits(limits);
+  if (!limited.ok()) {
+    log::warn("a memory limit could not be put back",
+              {{"id", session.id()}, {"error", limited.error().message}});
+  }
+  return session.save();
 }
 
 // The container goes back to running. It was frozen by us or not at all.
@@ -147,11 +146,6 @@ Result<void> roll_back_living(Session& session, const container::Cgroup& cgroup)
     return restored.error().context(
         "the container stays paused with its CUDA state in host memory; resume it to try again");
   }
-  const auto limits = std::exchange(session.journal().memory_limits, {});
-  const auto limited = container::Cgroup::restore_limits(limits);
-  if (!limited.ok())
-    log::warn("a memory limit could not be put back",
-              {{"id", session.id()}, {"error", limited.error().message}});
   if (session.journal().was_paused) {
     session.journal().suspended = false;
     return session.finish_held();
@@ -172,6 +166,30 @@ bool is_alive(const ProcessName& name) {
   if (name.pid <= 0) return false;
   const auto process = container::read_process(name.pid);
   return process.ok() && process->start_time == name.start_time && !process->zombie();
+}
+
+void forget_dead_targets(Session& session) {
+  std::erase_if(session.journal().targets, [](const cuda::Target& target) {
+    return !is_alive({target.pid, target.start_time});
+  });
+}
+
+Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup) {
+  forget_dead_targets(session);
+  if (session.journal().targets.empty()) return put_limits_back(session);
+  const auto all = session.journal().targets;
+  std::vector<cuda::Target> suspended;
+  ICEBOX_TRY(
+      with_driver_threads(session, cgroup, [&](container::HeldThreads& held) -> Result<void> {
+        const auto states = ICEBOX_TRY(settled_states(session, held));
+        suspended = in_state(states, cuda::ProcessState::checkpointed);
+        return {};
+      }));
+  if (suspended.empty()) return put_limits_back(session);
+  session.journal().targets = suspended;
+  const auto restored = resume_gpu(session, cgroup, {});
+  session.journal().targets = all;
+  return restored;
 }
 
 Result<void> settle(const container::Cgroup& cgroup) {
@@ -261,7 +279,8 @@ Result<void> roll_back(Session& session) {
     return session.finish();
   }
   ICEBOX_TRY(cgroup.ok() ? Result<void>() : Result<void>(cgroup.error()));
-  if (session.state().killed()) {
+  // Ending the container after its checkpoint was sealed cannot be taken back half-way either.
+  if (session.state().killed() || journal.phase == "kill") {
     ICEBOX_TRY(kill_container(*cgroup));
     return session.finish();
   }

@@ -19,6 +19,14 @@ bool is_alive(const ProcessName& name);
 // the container is left as.
 Result<void> roll_back(Session& session);
 
+// With the container frozen: whatever target is CHECKPOINTED goes back on its GPU, wherever an
+// earlier attempt ended, and the memory limits are put back. Waits for a driver that is still busy
+// (Session::driver_stuck() when that takes too long).
+Result<void> restore_suspended(Session& session, const container::Cgroup& cgroup);
+
+// Takes targets that have ended out of the journal.
+void forget_dead_targets(Session& session);
+
 // However CRIU ended: waits for a CRIU that still traces the container's processes (a killed
 // runtime leaves it working), ends it if it does not end by itself within a minute, and freezes the
 // cgroup. Call it before looking at anything.

@@ -110,6 +110,7 @@ std::map<std::string, std::int64_t> Session::timings() const {
 }
 
 Result<cuda::GpuAgent*> Session::agent() {
+  if (agent_ && !agent_->usable()) agent_.reset();
   if (!agent_) {
     cuda::GpuAgent::Options options;
     options.agent_path = ICEBOX_TRY(agent_path());
@@ -134,8 +135,15 @@ Result<std::string> Session::scratch(const std::string& name) {
   return path;
 }
 
-Result<ContainerView> look_up(Engine& engine, const std::string& id) {
-  auto state = ICEBOX_TRY(engine.runtime.state(id));
+Result<ContainerView> look_up(Session& session) {
+  Engine& engine = session.engine();
+  const std::string& id = session.id();
+  auto found = engine.runtime.state(id);
+  if (!found.ok()) {
+    if (found.error().code == Code::not_found) ICEBOX_TRY(session.forget());
+    return found.error();
+  }
+  auto state = std::move(found).value();
   if (state.status == "stopped" || state.pid <= 0) {
     return make_error(Code::failed_precondition, "container " + id + " has ended");
   }

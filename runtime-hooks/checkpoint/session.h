@@ -60,7 +60,7 @@ class Session {
   // Milliseconds of every phase so far.
   [[nodiscard]] std::map<std::string, std::int64_t> timings() const;
 
-  // The agent, started at the first call.
+  // The agent, started at the first call, and anew when it was lost: an undo must not fail with it.
   Result<cuda::GpuAgent*> agent();
 
   // The driver has not come back from a call about a target, and the engine has given it up. The
@@ -104,8 +104,8 @@ struct ContainerView {
   container::Cgroup cgroup;
 };
 
-// Looks a container up whose init is alive. failed_precondition when it has ended or was not
-// started.
-Result<ContainerView> look_up(Engine& engine, const std::string& id);
+// Looks the session's container up, whose init must be alive: failed_precondition when it has ended
+// or was not started. not_found when the runtime does not know it; nothing is kept of it then.
+Result<ContainerView> look_up(Session& session);
 
 }  // namespace icebox::engine

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,8 +90,12 @@ class Cgroup {
   // memory.high too) where limit - usage < extra, with a margin for page tables and per-processor
   // charges. Returns what was changed, for restore_limits. resource_exhausted when the host itself
   // (MemAvailable) lacks the room, naming both figures. On failure nothing stays changed. Without a
-  // memory controller: nothing, success.
-  [[nodiscard]] Result<std::vector<SavedLimit>> raise_memory_limit(std::uint64_t extra) const;
+  // memory controller: nothing, success. `note` (may be empty) is called before each change with
+  // all that has been and is about to be changed, so that a journal knows of it whatever happens
+  // next; its failure is a failure.
+  using NoteLimits = std::function<Result<void>(const std::vector<SavedLimit>&)>;
+  [[nodiscard]] Result<std::vector<SavedLimit>> raise_memory_limit(
+      std::uint64_t extra, const NoteLimits& note = {}) const;
 
   // Puts saved limits back, last first; any order works. A limit below what can be reclaimed is not
   // set (v1: EBUSY from the kernel; v2 would kill processes, so it is looked at first): retried for

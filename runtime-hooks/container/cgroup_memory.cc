@@ -72,7 +72,7 @@ Result<std::uint64_t> host_memory_available() {
 // Raises one limit of one cgroup if `need` bytes do not fit below it. A missing file (controller
 // off, memsw not accounted, root) limits nothing.
 Result<void> raise_one(const std::string& directory, const Limit& names, std::uint64_t need,
-                       std::vector<SavedLimit>& saved) {
+                       std::vector<SavedLimit>& saved, const Cgroup::NoteLimits& note) {
   const std::string file = directory + "/" + names.limit;
   const auto text = read_value(file);
   if (!text.ok()) {
@@ -86,10 +86,9 @@ Result<void> raise_one(const std::string& directory, const Limit& names, std::ui
   if (usage <= limit && limit - usage >= need) return {};
   if (usage > kUnlimitedV1 - need)
     return make_error(Code::invalid_argument, usage_file + ": no room in the counter");
-  ICEBOX_TRY(
-      write_control_file(file, std::to_string(usage + need)).context("raise the memory limit"));
   saved.push_back({file, *text});
-  return {};
+  if (note) ICEBOX_TRY(note(saved));
+  return write_control_file(file, std::to_string(usage + need)).context("raise the memory limit");
 }
 
 // The file with the usage that belongs to a limit file; empty for a file that is none.
@@ -152,7 +151,8 @@ std::optional<Error> restore_round(std::vector<SavedLimit>& left) {
 
 }  // namespace
 
-Result<std::vector<SavedLimit>> Cgroup::raise_memory_limit(std::uint64_t extra) const {
+Result<std::vector<SavedLimit>> Cgroup::raise_memory_limit(std::uint64_t extra,
+                                                           const NoteLimits& note) const {
   std::vector<SavedLimit> saved;
   if (extra == 0) return saved;
   const auto available = ICEBOX_TRY(host_memory_available());
@@ -167,9 +167,11 @@ Result<std::vector<SavedLimit>> Cgroup::raise_memory_limit(std::uint64_t extra) 
   // Up to the root: it has cgroup.procs too, but no limit that could be too low.
   while (!directory.empty() && exists(directory + "/cgroup.procs")) {
     if (unified_) {
-      for (const auto& names : kLimitsV2) ICEBOX_TRY(raise_one(directory, names, need, saved));
+      for (const auto& names : kLimitsV2)
+        ICEBOX_TRY(raise_one(directory, names, need, saved, note));
     } else {
-      for (const auto& names : kLimitsV1) ICEBOX_TRY(raise_one(directory, names, need, saved));
+      for (const auto& names : kLimitsV1)
+        ICEBOX_TRY(raise_one(directory, names, need, saved, note));
     }
     directory.erase(directory.rfind('/'));
   }

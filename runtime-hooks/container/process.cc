@@ -91,6 +91,10 @@ Result<Process> read_open_process(const UniqueFd& directory, pid_t pid) {
   const auto status = ICEBOX_TRY(read_below(directory, "status", kMaxStatus));
   ICEBOX_TRY(parse_status(status, process));
   process.command_line = command_line_of(directory, process.comm);
+  if (process.zombie()) {
+    const auto threads = threads_of(pid);
+    process.threads_left = threads.ok() && threads->size() > 1;
+  }
   return process;
 }
 

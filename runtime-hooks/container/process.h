@@ -23,7 +23,9 @@ struct Process {
   std::string command_line;  // arguments joined by spaces, cut at 200 bytes; comm in brackets for
                              // an empty one
 
-  [[nodiscard]] bool zombie() const { return state == 'Z' || state == 'X'; }
+  bool threads_left = false;  // its first thread has ended, others run on
+
+  [[nodiscard]] bool zombie() const { return (state == 'Z' || state == 'X') && !threads_left; }
 };
 
 // Reads one process. not_found when it is gone. Never blocks on the process itself (frozen or not).

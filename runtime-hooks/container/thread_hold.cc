@@ -29,6 +29,9 @@ constexpr milliseconds kFreezeTimeout{10000};
 constexpr int kRoundsBetweenReasons = 8;
 // How long a driver thread may stand still at a signal before it is sent on.
 constexpr milliseconds kKeepRunningPause{5};
+// How often the threads that stand still are looked at: one that is killed is not gone, and its
+// process cannot end, before its tracer has seen it.
+constexpr int kRoundsBetweenReaps = 10;
 
 // One tracer thread and what it traces.
 struct Group {
@@ -227,12 +230,14 @@ Result<void> Hold::start_drivers() {
   ICEBOX_TRY(for_each_driver(run_driver));
   for (auto& group : groups_) {
     group.tracer.post([this, &group] {
-      while (drivers_run_) {
+      for (int round = 0; drivers_run_; ++round) {
         for (auto& tracee : group.tracees) {
           if (tracee.driver) {
             keep_running(tracee);
           } else if (all_run_) {
             detach(tracee);
+          } else if (round % kRoundsBetweenReaps == 0) {
+            poll_tracee(tracee);
           }
         }
         sleep_for(kKeepRunningPause);

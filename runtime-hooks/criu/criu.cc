@@ -26,7 +26,8 @@ constexpr std::array kConsequences = {
     std::string_view("Unable to send"),        std::string_view("killed by signal 9"),
     std::string_view("Failed to kill"),        std::string_view("couldn't be killed"),
     std::string_view("Unlock network failed"), std::string_view("Dump mappings"),
-    std::string_view("Dump files (pid"),       std::string_view("Dumping mappings (pid"),
+    std::string_view("cgroupd: recv req"),     std::string_view("Dump files (pid"),
+    std::string_view("Dumping mappings (pid"),
 };
 
 // No CAP_SYS_RESOURCE: CRIU says so as an error and goes on. Never a reason: a CRIU that is killed

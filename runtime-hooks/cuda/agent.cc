@@ -104,6 +104,20 @@ Result<Answer> Agent::handle(const protocol::Request& request) {
   return answer_query(std::get<protocol::Query>(request.what));
 }
 
+// A lock that succeeded for an engine that is gone: nobody else may ever unlock these processes.
+void Agent::undo_unheard_lock(const protocol::Request& request,
+                              const protocol::Response& response) {
+  const auto* action = std::get_if<protocol::Action>(&request.what);
+  if (action == nullptr || action->operation != Operation::lock || !response.answer.ok()) return;
+  protocol::Action unlock;
+  unlock.operation = Operation::unlock;
+  unlock.timeout_ms = static_cast<std::uint32_t>(protocol::kAnswerGrace.count());
+  for (const Outcome& outcome : std::get<std::vector<Outcome>>(*response.answer)) {
+    if (outcome.ok()) unlock.targets.push_back(outcome.target);
+  }
+  if (!unlock.targets.empty()) static_cast<void>(act(unlock).ok());
+}
+
 Result<void> Agent::serve(int fd) {
   protocol::FrameDecoder decoder;
   Result<void> ending;
@@ -122,7 +136,10 @@ Result<void> Agent::serve(int fd) {
     const protocol::Response response = {request->id, handle(*request)};
     // A peer that is gone does not read the answer; the next read sees its end of file.
     const auto sent = protocol::send_frame(fd, protocol::encode(response));
-    if (!sent.ok()) log::warn("answer not delivered", {{"error", sent.error().message}});
+    if (!sent.ok()) {
+      log::warn("answer not delivered", {{"error", sent.error().message}});
+      undo_unheard_lock(*request, response);
+    }
   }
   if (operations_) operations_->wait_until_idle();
   return ending;

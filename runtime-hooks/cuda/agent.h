@@ -31,6 +31,7 @@ class Agent {
  private:
   Result<DriverTable*> driver();
   Result<const NvmlTable*> nvml();
+  void undo_unheard_lock(const protocol::Request& request, const protocol::Response& response);
   Result<protocol::Answer> answer_query(protocol::Query query);
   Result<protocol::Answer> info();
   Result<protocol::Answer> act(const protocol::Action& action);

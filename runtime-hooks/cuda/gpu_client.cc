@@ -90,6 +90,7 @@ class GpuAgent::Impl {
   Result<std::vector<Outcome>> act(protocol::Action action, const Progress& progress);
   Result<void> init();
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
+  [[nodiscard]] bool usable() const { return !broken_; }
 
  private:
   Result<std::string> exchange(const protocol::Request& request, const Progress& progress,
@@ -319,6 +320,8 @@ Result<std::vector<Outcome>> GpuAgent::restore(const std::vector<Target>& target
 Result<std::vector<Outcome>> GpuAgent::unlock(const std::vector<Target>& targets) {
   return impl_->act({Operation::unlock, targets, kQueryDeadline.count(), {}}, {});
 }
+
+bool GpuAgent::usable() const { return impl_->usable(); }
 
 pid_t GpuAgent::pid() const { return impl_->pid(); }
 

@@ -111,6 +111,9 @@ class GpuAgent {
   /// Lets all (locked) targets go on.
   Result<std::vector<Outcome>> unlock(const std::vector<Target>& targets);
 
+  /// False once the agent is lost (an Error of any method): only a new one can go on.
+  [[nodiscard]] bool usable() const;
+
   /// Pid of the agent, for the journal.
   [[nodiscard]] pid_t pid() const;
 

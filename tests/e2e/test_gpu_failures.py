@@ -2,7 +2,9 @@
 """Checkpoints that fail: what ctr says, and that the workload goes on as if nothing had been."""
 
 import contextlib
+import os
 import shlex
+import shutil
 import signal
 import time
 
@@ -282,3 +284,69 @@ def test_process_that_dies_inside_the_drivers_checkpoint(node, icebox):
     refused(box, "could not suspend CUDA", f"process {victim}", "ended")
     box.wait_status("STOPPED")
     assert box.delete_task() == 7
+
+
+@pytest.mark.both_cgroups
+def test_cuda_process_that_is_stopped(counting):
+    """Its driver could not answer: said at once, instead of when the lock's time is over."""
+    box, counter = counting
+    with goes_on(box, counter):
+        os.kill(box.pid, signal.SIGSTOP)
+        refused(box, f"process {box.pid} ", "is stopped by a signal", "SIGCONT")
+        os.kill(box.pid, signal.SIGCONT)
+
+
+@pytest.mark.both_cgroups
+def test_other_process_that_is_stopped(node, icebox):
+    """CRIU would wait for ever on cgroup v1, and saves it on v2."""
+    box = icebox()
+    box.run(IMAGE, "sh", "-c", "sleep 1000 & kill -STOP $!; echo $! >/stopped; exec sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        before = counter.ask()
+        if node.cgroup_version == "v1":
+            refused(box, "is stopped by a signal", "SIGCONT")
+        else:
+            box.checkpoint("checkpoint:stopped")
+        assert counter.ask().token == before.token
+
+
+@pytest.mark.both_cgroups
+def test_cuda_process_that_was_killed_while_paused(node, icebox):
+    """What is left is checkpointed, and goes on."""
+    box = icebox()
+    box.run(IMAGE, "sh", "-c", "sample-counter --port 1234 & sample-counter; exit 7", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        before = counter.ask()
+        holders = procs.wait_until(lambda: len(h := gpu.device_holders(node.cgroups.pids(box.cgroup))) == 2 and h, "both")
+        victim = next(pid for pid in holders if "1234" in procs.cmdline(pid))
+        box.pause()
+        procs.kill(victim)
+        done = box.engine("checkpoint", "--leave-running", "--image-path", "/var/tmp/icebox-e2e-none", check=False)
+        shutil.rmtree(node.path("/var/tmp/icebox-e2e-none"), ignore_errors=True)
+        assert done.code == 0 or "ended" in done.stderr, str(done)
+        box.resume()
+        assert counter.ask().token == before.token
+        box.checkpoint("checkpoint:after")
+        assert counter.ask().token == before.token
+
+
+def test_target_directory_with_something_odd_in_it(counting, folder):
+    """CRIU writes through links: they are refused before it starts."""
+    box, counter = counting
+    victim = folder / "victim"
+    victim.write_text("precious")
+    target = folder / "dump"
+    target.mkdir()
+    (target / "pages-1.img").symlink_to(victim)
+    with goes_on(box, counter):
+        failed = box.dump(target, "--leave-running", check=False)
+        assert failed.code != 0 and "pages-1.img is not a regular file" in failed.stderr, str(failed)
+        assert victim.read_text() == "precious"
+
+
+def test_unknown_container_leaves_nothing(node, icebox):
+    box = icebox()
+    for command in ("pause", "resume", "checkpoint"):
+        failed = box.engine(command, check=False)
+        assert failed.code != 0 and "does not exist" in failed.stderr, str(failed)
+    assert not list(node.state_dir.rglob("lock"))

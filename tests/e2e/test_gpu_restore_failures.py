@@ -2,6 +2,7 @@
 """Restores that fail: refused before anything is started, or ended without a trace; a good one works afterwards."""
 
 import json
+import os
 import shlex
 import shutil
 
@@ -111,7 +112,9 @@ def dumped(icebox, folder):
         counter.ask()
     box.dump(folder / "dump", "--leave-running")
     bundle = folder / "bundle"
-    (bundle / "rootfs").mkdir(parents=True)
+    bundle.mkdir()
+    # With all that the processes have mapped, so that CRIU itself has nothing against a restore.
+    shutil.copytree(box.rootfs, bundle / "rootfs", symlinks=True)
     shutil.copy(box.node.bundle(box.id) / "config.json", bundle / "config.json")
     box.stop()
     box.remove()
@@ -182,3 +185,58 @@ def test_every_difference_is_named(node, dumped):
         info["gpu"]["devices"][0]["model"] = "Bigger GPU"
     edit(dumped, change)
     restore_refused(node, dumped, "lacks avx9000", "99.0", "1.2.3", "Bigger GPU")
+
+
+def test_description_is_a_pipe(node, dumped):
+    """Nobody writes to it: the engine must not wait."""
+    (dumped / "icebox.json").unlink()
+    os.mkfifo(dumped / "icebox.json")
+    restore_refused(node, dumped, "icebox.json")
+
+
+def forget_the_gpu(info: dict) -> None:
+    info["gpu"].update(state="none", processes=[])
+
+
+def forget_one_field(info: dict) -> None:
+    info["gpu"].update(processes=[])
+
+
+@pytest.mark.both_cgroups
+@pytest.mark.parametrize("damage", ["description is gone", "description denies the GPU"])
+def test_gpu_state_that_is_not_described(node, dumped, damage):
+    """CUDA would stay suspended for ever, and the restore would call itself a success."""
+    if damage == "description is gone":
+        (dumped / "icebox.json").unlink()
+    else:
+        edit(dumped, forget_the_gpu)
+    restore_refused(node, dumped, "uses CUDA", "icebox.json", "not complete")
+
+
+def test_gpu_state_without_processes(node, dumped):
+    edit(dumped, forget_one_field)
+    restore_refused(node, dumped, "lists 0 CUDA processes")
+
+
+@pytest.mark.both_cgroups
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
+def test_restore_onto_a_container_that_exists(node, icebox, folder, paused):
+    """It is refused, and that container is not touched."""
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        before = counter.ask()
+        box.dump(folder / "dump", "--leave-running")
+        if paused:
+            box.pause()
+        for directory in (folder / "dump", folder / "nothing"):
+            failed = box.engine("restore", "--detach", "--image-path", str(directory), "--bundle",
+                                str(node.bundle(box.id)), check=False)
+            assert failed.code != 0 and "exists already" in failed.stderr, str(failed)
+        if paused:
+            assert node.cgroups.frozen(box.cgroup)
+            box.resume()
+        after = counter.ask()
+        assert after.token == before.token and after.counter == before.counter + 1
+        box.checkpoint("checkpoint:after")
+        assert counter.ask().token == before.token

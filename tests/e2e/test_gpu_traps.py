@@ -4,6 +4,7 @@
 import contextlib
 import shlex
 import subprocess
+import time
 
 import pytest
 from harness import gpu, paths, procs
@@ -104,6 +105,58 @@ def test_engine_killed_while_running(node, faulty, folder, phase):
         after = counter.ask()
         assert after.token == before.token and after.counter == before.counter + 1
         box.dump(folder / "again", "--leave-running")
+        assert counter.ask().token == before.token
+
+
+def test_engine_killed_while_it_ends_the_container(node, faulty, folder):
+    """The checkpoint is sealed and some processes may be dead: the next command ends the rest instead of reviving it."""
+    box = faulty()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+    with node.faults("checkpoint.kill kill"):
+        assert box.dump(folder / "dump", check=False).code != 0
+    assert (folder / "dump" / "icebox.json").exists()
+    box.exec("true", check=False)
+    box.wait_status("STOPPED")
+    assert box.delete_task() == 137
+
+
+def agent_in_a_long_call(node) -> int:
+    """The GPU agent, if one of its threads stays in the driver."""
+    for pid in node.processes():
+        if procs.read(pid, "comm").strip() == "icebox-gpu":
+            threads = procs.threads(pid)
+            time.sleep(0.1)
+            if len(threads) > 1 and set(threads) <= set(procs.threads(pid)):
+                return pid
+    return 0
+
+
+@pytest.mark.both_cgroups
+@pytest.mark.parametrize("operation", ["lock", "checkpoint", "restore"])
+@pytest.mark.parametrize("by", ["engine", "ctr"])
+def test_agent_killed_inside_the_driver(node, icebox, folder, operation, by):
+    """The driver finishes what it has begun; another agent finds out and puts all of it back."""
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        before = counter.ask()
+        gpu.set_knobs(box, f"{operation}=slow:1500")
+        if by == "engine":
+            process = dump_in_background(node, box, folder)
+        else:
+            process = node.ctr_popen("containers", "checkpoint", "--task", box.id, "checkpoint:agent",
+                                     stderr=subprocess.PIPE, text=True)
+        kill_when(lambda: agent_in_a_long_call(node), f"an agent in {operation}")
+        _, said = process.communicate(timeout=procs.DEADLINE)
+        assert process.returncode != 0 and "icebox-gpu" in said, said
+        gpu.set_knobs(box)
+        if box.status == "PAUSED":
+            box.resume()
+        after = counter.ask()
+        assert after.token == before.token and after.counter == before.counter + 1
+        box.checkpoint("checkpoint:after")
         assert counter.ask().token == before.token
 
 
