@@ -202,9 +202,9 @@ Result<void> run_driver(Tracee& tracee) {
 }
 
 void keep_running(Tracee& tracee) {
-  if (tracee.stopped || tracee.gone) return;
+  // Looked at even if it could not be sent on before: it may have been killed at its stop.
   poll_tracee(tracee);
-  if (!tracee.stopped) return;
+  if (tracee.gone || !tracee.stopped) return;
   int signal = std::exchange(tracee.signal, 0);
   // All signals are blocked: one of these is a fault of the thread's own. It ends the process,
   // unless that is the first of its pid namespace: the kernel lets no such signal end a traced one

@@ -287,6 +287,25 @@ def test_process_that_dies_inside_the_drivers_checkpoint(node, icebox):
 
 
 @pytest.mark.both_cgroups
+@pytest.mark.parametrize("knob", ["checkpoint=hang", "checkpoint=die_hang"])
+def test_kill_while_the_driver_is_at_work(node, icebox, knob):
+    """Whatever becomes of the driver's call: SIGKILL ends the container, and the checkpoint with it."""
+    box = icebox()
+    box.run(IMAGE, "sample-counter", flags=gpu.FLAGS)
+    with gpu.counter(box) as counter:
+        counter.ask()
+    gpu.set_knobs(box, knob)
+    process = node.ctr_popen("containers", "checkpoint", "--task", box.id, "checkpoint:killed")
+    procs.wait_until(lambda: "suspend_gpu" in "".join(path.read_text() for path in node.state_dir.rglob("journal.json")),
+                     "the driver is at work")
+    time.sleep(0.3)
+    box.kill(check=False)  # it may have ended by itself
+    box.wait_status("STOPPED")
+    assert process.wait(procs.DEADLINE) != 0
+    assert box.delete_task() in (128 + signal.SIGKILL, 128 + signal.SIGSEGV)
+
+
+@pytest.mark.both_cgroups
 def test_cuda_process_that_is_stopped(counting):
     """Its driver could not answer: said at once, instead of when the lock's time is over."""
     box, counter = counting
