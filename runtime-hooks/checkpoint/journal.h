@@ -67,7 +67,7 @@ class ContainerState {
 
   // Takes the container's lock (flock on `lock`, made if needed): held until the returned fd
   // closes, also when this process dies. Does not wait: unavailable when another engine has it,
-  // naming its operation and since when.
+  // naming its operation.
   [[nodiscard]] Result<UniqueFd> lock() const;
   // The same, waiting up to `timeout`.
   [[nodiscard]] Result<UniqueFd> lock_within(std::chrono::milliseconds timeout) const;
