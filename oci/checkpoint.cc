@@ -298,7 +298,8 @@ Result<void> seal_checkpoint(const std::string& directory, const CheckpointInfo&
   const std::string sealed = directory + "/" + kCheckpointFile;
   ICEBOX_TRY(write_file_atomic(partial, json_pretty(checkpoint_to_json(info)), 0600, Durable::yes));
   if (::rename(partial.c_str(), sealed.c_str()) != 0) return errno_error(sealed);
-  return sync_path(directory);
+  ICEBOX_TRY(sync_path(directory));
+  return sync_path(directory + "/..");  // the directory's own name may be new
 }
 
 }  // namespace icebox

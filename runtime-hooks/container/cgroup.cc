@@ -59,7 +59,11 @@ HierarchyMount find_hierarchy(const std::vector<Mount>& mounts, std::string_view
 std::string below_mount(const HierarchyMount& mount, const std::string& path) {
   if (mount.point.empty() || path.empty() || path[0] != '/') return {};
   std::string_view rest = path;
-  if (mount.root != "/" && rest.starts_with(mount.root)) rest.remove_prefix(mount.root.size());
+  const std::size_t root = mount.root.size();
+  if (mount.root != "/" && rest.starts_with(mount.root) &&
+      (rest.size() == root || rest[root] == '/')) {
+    rest.remove_prefix(root);
+  }
   return mount.point + (rest == "/" ? "" : std::string(rest));
 }
 

@@ -72,6 +72,9 @@ TEST(CheckpointJson, RefusesEveryMissingOrMistypedMember) {
   auto contradiction = json;
   contradiction["gpu"]["state"] = "none";
   EXPECT_FALSE(checkpoint_from_json(contradiction).ok());
+  auto forgetful = json;
+  forgetful["gpu"]["processes"] = Json::array();
+  EXPECT_FALSE(checkpoint_from_json(forgetful).ok());
   auto negative = json;
   negative["files"]["pages-1.img"] = -1;
   EXPECT_FALSE(checkpoint_from_json(negative).ok());
@@ -151,9 +154,26 @@ TEST_F(DirectoryTest, CutOrForeignDescriptionIsNamed) {
 TEST_F(DirectoryTest, FileNamesThatLeaveTheDirectoryAreRefused) {
   ASSERT_TRUE(begin_checkpoint(directory_).ok());
   auto info = sample();
-  info.files = {{"../escape", 1}};
+  put("inventory.img", "x");
+  info.files = {{"../escape", 1}, {"inventory.img", 1}};
   ASSERT_TRUE(seal_checkpoint(directory_, info).ok());
   EXPECT_NE(problem().find("impossible file name"), std::string::npos);
+}
+
+TEST_F(DirectoryTest, OneThatListsNothingIsRefused) {
+  ASSERT_TRUE(begin_checkpoint(directory_).ok());
+  put("inventory.img", "x");
+  auto info = sample();
+  info.files.clear();
+  ASSERT_TRUE(seal_checkpoint(directory_, info).ok());
+  EXPECT_NE(problem().find("lists no inventory.img"), std::string::npos);
+}
+
+TEST_F(DirectoryTest, NothingIsBegunOverALink) {
+  ASSERT_EQ(::symlink("elsewhere", (directory_ + "/pages-1.img").c_str()), 0);
+  const auto begun = begin_checkpoint(directory_);
+  ASSERT_FALSE(begun.ok());
+  EXPECT_NE(begun.error().message.find("pages-1.img"), std::string::npos);
 }
 
 TEST_F(DirectoryTest, PlainCriuImagesAreTakenAsSuch) {

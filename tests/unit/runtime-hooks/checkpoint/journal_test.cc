@@ -45,11 +45,18 @@ TEST_F(JournalTest, ComesBackAsWritten) {
   ASSERT_TRUE(back->has_value());
   EXPECT_EQ((*back)->operation, OperationKind::checkpoint);
   EXPECT_EQ((*back)->phase, "dump");
+  EXPECT_EQ((*back)->engine.pid, 1);
+  EXPECT_EQ((*back)->engine.start_time, 2U);
+  EXPECT_EQ((*back)->init.pid, 3);
   EXPECT_EQ((*back)->init.start_time, 4U);
   EXPECT_TRUE((*back)->was_paused);
+  EXPECT_TRUE((*back)->suspended);
+  EXPECT_EQ((*back)->bundle, "/b");
   EXPECT_EQ((*back)->targets, journal.targets);
   EXPECT_EQ((*back)->gpu_bytes, journal.gpu_bytes);
-  EXPECT_EQ((*back)->memory_limits.at(0).value, "10");
+  ASSERT_EQ((*back)->memory_limits.size(), 1U);
+  EXPECT_EQ((*back)->memory_limits[0].file, "/sys/x");
+  EXPECT_EQ((*back)->memory_limits[0].value, "10");
   EXPECT_EQ((*back)->original_spec, "/s");
   EXPECT_FALSE((*back)->held());
   ASSERT_TRUE(state().clear().ok());
@@ -59,12 +66,14 @@ TEST_F(JournalTest, ComesBackAsWritten) {
 TEST_F(JournalTest, ADamagedOneIsAnErrorAndNotAnAbsentOne) {
   const auto lock = state().lock();
   ASSERT_TRUE(lock.ok());
-  ASSERT_TRUE(
-      write_file_atomic(state().path("journal.json"), "{\"version\":1", 0600, Durable::no).ok());
-  EXPECT_FALSE(state().read().ok());
-  ASSERT_TRUE(
-      write_file_atomic(state().path("journal.json"), "{\"version\":77}", 0600, Durable::no).ok());
-  EXPECT_FALSE(state().read().ok());
+  const std::string path = state().path("journal.json");
+  for (const char* text : {"{\"version\":1", "{\"version\":77}", "{\"version\":1}", "[]", ""}) {
+    ASSERT_TRUE(write_file_atomic(path, text, 0600, Durable::no).ok());
+    const auto read = state().read();
+    ASSERT_FALSE(read.ok()) << text;
+    EXPECT_NE(read.error().message.find(path), std::string::npos) << read.error().message;
+    EXPECT_NE(read.error().message.find("remove that file"), std::string::npos);
+  }
 }
 
 TEST_F(JournalTest, TheLockExcludesASecondEngine) {
