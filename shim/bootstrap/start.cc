@@ -24,6 +24,7 @@
 #include "shim/bootstrap/start_input.h"
 #include "shim/runtime/bundle_config.h"
 #include "shim/runtime/cgroup.h"
+#include "shim/runtime/engine.h"
 
 namespace icebox::shim {
 namespace {
@@ -144,6 +145,9 @@ Result<GroupSocket> claim_socket(const std::string& path) {
 }
 
 Result<std::string> start(const Args& args) {
+  // Only what this program prints reaches the client: of a daemon that ends it hears "closed".
+  ICEBOX_TRY(find_engine().context(
+      "the engine is missing: install icebox-runc beside this shim or in containerd's PATH"));
   const std::string data = ICEBOX_TRY(read_all(STDIN_FILENO, kMaxInput).context("stdin"));
   const StartInput input = ICEBOX_TRY(decode_start_input(data, args.id, args.ns));
   std::string key = args.id;

@@ -23,6 +23,9 @@ using google::protobuf::Empty;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+constexpr const char* kShimUnderTest =
+    ICEBOX_BUILD_DIR "/shim-under-test/containerd-shim-icebox-v1";
+
 class Bootstrap : public ShimTest {};
 
 std::string readable_link(pid_t pid, int fd) {
@@ -57,6 +60,24 @@ TEST_F(Bootstrap, WrongCallsFailInWords) {
   EXPECT_THAT(output.err, HasSubstr("standard input"));
   output = shim("x", {"dance"});
   EXPECT_NE(output.wait_status, 0);
+}
+
+TEST_F(Bootstrap, AMissingEngineIsNamedByStart) {
+  make_bundle("x", {"true"});
+  const std::string alone = path("containerd-shim-icebox-v1");
+  const auto program = read_file(kShimUnderTest, std::size_t{64} << 20);
+  ASSERT_TRUE(program.ok());
+  ASSERT_TRUE(write_file_atomic(alone, *program, 0700, Durable::no).ok());
+  Command command;
+  command.argv = {alone, "-namespace", kNamespace, "-address", path("containerd.sock"),
+                  "-id", "x",          "start"};
+  command.env = {"PATH=" + path("nothing")};
+  command.cwd = bundle("x");
+  const auto output = run(command, {.deadline = std::chrono::seconds(20)});
+  ASSERT_TRUE(output.ok()) << output.error().message;
+  EXPECT_NE(output->wait_status, 0);
+  EXPECT_THAT(output->err, HasSubstr("install icebox-runc beside this shim"));
+  EXPECT_FALSE(file_exists(bundle("x") + "/address"));
 }
 
 TEST_F(Bootstrap, DaemonKeepsNothingOfItsStarter) {
@@ -176,6 +197,8 @@ TEST_F(Bootstrap, EventsSurviveAContainerdThatComesBack) {
 }
 
 TEST_F(Bootstrap, ADaemonWithOneContainerStaysWithinItsMemory) {
+  // Pages of a program that was just built count as dirty until they are on the disk.
+  ASSERT_TRUE(sync_path(kShimUnderTest).ok());
   make_bundle("x", {"sleep", "100"});
   TtrpcClient client(start_daemon("x"));
   create(client, "x");
